@@ -101,7 +101,11 @@ class KafkaServer(KafkaClients):
         with (self._folder / "log").open("wb") as log:
             run = [self._java, *JVM, "-cp", f"{self._jars}/*"]
             cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            format_ = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+            # One word, because the id may begin with a dash.
+            format_ = [
+                *("kafka.tools.StorageTool", "format", f"--cluster-id={cluster}"),
+                *("-c", str(config)),
+            ]
             if subprocess.run([*run, *format_], stdout=log, stderr=log, check=False).returncode:
                 raise RuntimeError(f"Kafka's folder could not be formatted: {self._log()}")
             self._process = subprocess.Popen(

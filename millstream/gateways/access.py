@@ -1,4 +1,4 @@
-"""Who may log in at a gateway, and what its clients may do: the users of the broker decide.
+"""Logins at a gateway, and what its clients may do: the users of the broker decide.
 
 A password is proved by a connection to the broker as its user (`UserLink`). It lasts as long as
 connections of the user do, because over it the broker says what the user may do, and by closing it
@@ -141,7 +141,7 @@ class Logins:
         return await self._log_in(user, password)
 
     async def scram(self, user: str, mechanism: str) -> Verifier:
-        """What checks the proof of a user, who may not exist; then call `access_of`."""
+        """What checks the proof of a user, which may not exist; then call `access_of`."""
         if self._folder is None or mechanism not in self.mechanisms:
             raise LoginRefused(f"{mechanism} is not offered")
         async with self._slots:

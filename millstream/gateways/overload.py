@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
+from millstream.deadline import now_ns
+
 __all__ = ["Books", "Budget", "Closed", "Refused", "Waiter"]
 
 NAMES_MAX: Final = 64  # of steps; more are counted together
@@ -47,7 +49,7 @@ class Books:
     """Counters of a gateway since it was started."""
 
     def __init__(self) -> None:
-        self.started = time.time()
+        self.started = now_ns() / 1e9
         self.open = 0  # connections
         self.accepted = 0
         self.requests = 0

@@ -65,10 +65,6 @@ class Rights:
             allowed = any(_covers(pattern, wanted) for pattern in self._patterns)
         return allowed and not any(_overlaps(rule, subject) for rule in self.publish_deny)
 
-    def may_read_all(self) -> bool:
-        """Whether it may read every topic."""
-        return self._may_call(_READ, ("*",))
-
     def may_read(self, topic: TopicSubjects) -> bool:
         """Whether it may read every partition of a topic."""
         return self._may_call(_READ, topic.streams)
@@ -88,8 +84,8 @@ class Rights:
     def may_join(self, group: str) -> bool:
         """Whether it may be a member of a group, which takes events from the other members.
 
-        Who may create consumers may join any. The others have the groups that start with their
-        name and a dot, which no other user's name can, and the subscriptions they were given.
+        Users that may create consumers may join any. The others have the groups that start with
+        their name and a dot, which no other user's name can, and the subscriptions they were given.
         """
         if self._may_call(("CONSUMER.CREATE.{}.>", "CONSUMER.DELETE.{}.*"), ("*",)):
             return True

@@ -49,14 +49,15 @@ def read_histories(folder: Path) -> list[Record]:
 class Progress:
     """Counts what the processes of a run complete, reading only new records."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: str = "*.jsonl") -> None:
         self._folder = folder
+        self._files = files
         self._read: dict[Path, int] = {}
         self._count = 0
 
     def count(self) -> int:
         """What has been completed since the start of the run."""
-        for file in self._folder.glob("*.jsonl"):
+        for file in self._folder.glob(self._files):
             with file.open("rb") as notes:
                 notes.seek(self._read.get(file, 0))
                 fresh = notes.read()

@@ -130,6 +130,7 @@ class Child:
     def __init__(self, stage: Stage, name: str, role: str, plan: dict[str, Any]) -> None:
         self.name, self.role = name, role
         self._stage, self._plan = stage, plan
+        self._module = plan.get("module", "tests.faults.worker")
         self._process: asyncio.subprocess.Process | None = None
         self.lives = 0
         self.frozen = False
@@ -160,7 +161,7 @@ class Child:
         self.lives += 1
         with (orders.folder / f"{self.name}.err").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.faults.worker", self.role, json.dumps(plan)),
+                *(sys.executable, "-m", self._module, self.role, json.dumps(plan)),
                 cwd=REPOSITORY,
                 stderr=errors,
             )

@@ -55,6 +55,7 @@ LIBRARIES: dict[str, set[str]] = {
     "kio": {"gateways"},
     "aiokafka": {"gateways"},
     "cramjam": {"gateways"},
+    "crc32c": {"gateways"},
     "yaml": {"pipelines"},
     "eventsourcing": {"eventsourcing"},
     "psycopg": {"cdc"},

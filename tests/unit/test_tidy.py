@@ -245,6 +245,10 @@ USED_ALL_THE_SAME = {
     "millstream.eventsourcing.factory.MillstreamFactory",
     # Run by its path, as a process of its own; see broker/server_process.py.
     "millstream.broker.keeper",
+    # Of asyncio's class that it inherits from, which uses them.
+    "millstream.gateways.tls._Tls._get_write_buffer_size",
+    "millstream.gateways.tls._Tls._ssl_buffer",
+    "millstream.gateways.tls._Tls._ssl_buffer_view",
     # Called by the script that a project is submitted with; see pipelines/shipping.py.
     "millstream.pipelines.submitted",
     "millstream.pipelines.submitted.run_submitted",

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from millstream.gateways.access import Access
     from millstream.gateways.kafka.protocol import Request
 
-__all__ = ["Call", "Handler", "Session"]
+__all__ = ["Call", "Handler", "KafkaSession"]
 
 
 def _not_connected(_reason: str) -> None:
     """There is no connection yet."""
 
 
+def _no_bound() -> int:
+    return 2**31 - 1
+
+
 @dataclass(slots=True)
-class Session:
+class KafkaSession:
     """One connection of a client. Until it is authenticated, `access` is None."""
 
     client_host: str
@@ -29,6 +33,7 @@ class Session:
     closing: str = ""  # set by a handler: why the connection is closed after its answer
     # Closes the connection at once, for a reason; set by the connection.
     close: Callable[[str], None] = field(default=_not_connected, repr=False)
+    room: Callable[[], int] = field(default=_no_bound, repr=False)  # for answers; a hint
     produce_order: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
 
@@ -36,7 +41,7 @@ class Call(NamedTuple):
     """One request of a session."""
 
     request: Request
-    session: Session
+    session: KafkaSession
 
 
 # Answers with the fields of the response by name, those of all versions; None: no answer.

@@ -54,7 +54,7 @@ from millstream.wire.api import StreamInfo
 if TYPE_CHECKING:
     from millstream.gateways.kafka.partition_log import PartitionLog
 
-__all__ = ["Catalog", "KafkaTopic", "UnknownTopic"]
+__all__ = ["KafkaTopic", "TopicCatalog", "UnknownTopic"]
 
 # How long what was found is relied on, and how long that nothing was found.
 FRESH_SECONDS: Final = 1.5
@@ -92,7 +92,7 @@ T = TypeVar("T")
 Edit = Callable[[TopicSettings], Mapping[str, Any]]
 
 
-class Catalog:
+class TopicCatalog:
     """Finds topics, changes them, and keeps their partitions open."""
 
     def __init__(
@@ -349,20 +349,22 @@ class Catalog:
 
     async def delete(self, topic: KafkaTopic) -> None:
         """Delete a topic, all its events, and its schema; TopicRefused if it is not there."""
-        name = topic.name
-        async with self._changing(topic.topic):
-            self._deleting.add(name)  # its partitions are not opened again until it is gone
-            try:
-                self._forget(name)
-                self._logs.drop(name)
-                await self._logs.wait_closed(name)
+        name, text = topic.name, f"there is no topic '{topic.name}'"
+        if name in self._deleting:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, text)
+        self._deleting.add(name)  # its partitions are not opened again until it is gone
+        try:
+            self._forget(name)
+            self._logs.drop(name)
+            # Without the lock: a partition that closes may be waiting for `record_partitioner`.
+            await self._logs.wait_closed(name)
+            async with self._changing(topic.topic):
                 await self._mill.delete_topic(topic.topic)
-            except TopicNotFound as error:
-                text = f"there is no topic '{name}'"
-                raise TopicRefused(ErrorCode.unknown_topic_or_partition, text) from error
-            finally:
-                self._deleting.discard(name)
-                self._forget(name)
+        except TopicNotFound as error:
+            raise TopicRefused(ErrorCode.unknown_topic_or_partition, text) from error
+        finally:
+            self._deleting.discard(name)
+            self._forget(name)
 
     async def alter(self, topic: KafkaTopic, edit: Edit, *, validate_only: bool = False) -> None:
         """Change the settings as `edit` says, given the present ones: all of them or none."""

@@ -18,7 +18,8 @@ from typing import Final
 import msgspec
 
 from millstream.errors import DataLoss, WrongSequence
-from millstream.gateways.kafka.offset_index import OffsetIndex, Part
+from millstream.gateways.kafka.offset_index import IndexPart, OffsetIndex
+from millstream.gateways.kafka.own_tables import own_table
 from millstream.gateways.kafka.producer_state import KeptProducer, ProducerStates
 from millstream.mill import Mill
 from millstream.tables import Table
@@ -43,14 +44,14 @@ class Checkpoint(msgspec.Struct, frozen=True):
     start_offset: int  # where the log begins at least
     leader_epoch: int
     parts: list[tuple[int, int, int]]  # kept under their own keys: first, next sequence, units
-    tail: Part  # the units after them
+    tail: IndexPart  # the units after them
     producers: list[KeptProducer]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 _encode_part = msgspec.msgpack.Encoder().encode
-_decode_part = msgspec.msgpack.Decoder(Part).decode
+_decode_part = msgspec.msgpack.Decoder(IndexPart).decode
 
 
 class Checkpoints:
@@ -65,7 +66,7 @@ class Checkpoints:
         """The table, which is created when it is first needed."""
         async with self._lock:
             if self._table is None:
-                self._table = await self._mill.create_table(OFFSETS_TABLE)
+                self._table = await own_table(self._mill, OFFSETS_TABLE)
             return self._table
 
     def of(self, stream: str) -> PartitionCheckpoints:

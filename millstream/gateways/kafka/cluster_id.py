@@ -7,6 +7,7 @@ from base64 import urlsafe_b64encode
 from typing import Final
 
 from millstream.errors import WrongSequence
+from millstream.gateways.kafka.own_tables import own_table
 from millstream.gateways.kafka.producer_ids import STATE_TABLE
 from millstream.mill import Mill
 
@@ -17,7 +18,7 @@ _KEY: Final = "cluster-id"
 
 async def cluster_id(mill: Mill) -> str:
     """The same for all gateways of a broker, and after restarts."""
-    table = await mill.create_table(STATE_TABLE)
+    table = await own_table(mill, STATE_TABLE)
     entry = await table.get(_KEY)
     if entry is None:
         made = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")

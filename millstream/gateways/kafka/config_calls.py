@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import MillstreamError
 from millstream.gateways.kafka.calls import Call, Handler
-from millstream.gateways.kafka.catalog import Catalog
+from millstream.gateways.kafka.catalog import TopicCatalog
 from millstream.gateways.kafka.kafka_topic import TopicRefused
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 from millstream.gateways.kafka.topic_configs import (
@@ -45,7 +45,12 @@ class ConfigCalls:
     """Handlers of the calls about settings."""
 
     def __init__(
-        self, catalog: Catalog, node_id: int, partitions: int, auto_create: bool, bytes_max: int
+        self,
+        catalog: TopicCatalog,
+        node_id: int,
+        partitions: int,
+        auto_create: bool,
+        bytes_max: int,
     ) -> None:
         self._catalog = catalog
         self._node_id = node_id

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from millstream.deadline import now_ns
 from millstream.errors import MillstreamError
 from millstream.gateways.access import Access
 from millstream.gateways.kafka.calls import Call, Handler
-from millstream.gateways.kafka.catalog import Catalog, KafkaTopic, UnknownTopic
+from millstream.gateways.kafka.catalog import KafkaTopic, TopicCatalog, UnknownTopic
 from millstream.gateways.kafka.fetching import Fetch, Wanted
 from millstream.gateways.kafka.partition_log import Appended, OutOfRange, PartitionLog
 from millstream.gateways.kafka.producer_ids import ProducerIds
@@ -26,6 +26,7 @@ __all__ = ["DataCalls"]
 _log = logging.getLogger("millstream.gateways.kafka")
 
 _NO_TIME: Final = -1
+ROOM_MIN: Final = 1024 * 1024  # bytes of records that a Fetch may have in any case
 _LATEST, _EARLIEST, _MAX_TIME = -1, -2, -3  # what ListOffsets asks for instead of a time
 
 
@@ -40,7 +41,7 @@ class _Refused(Exception):
 class DataCalls:
     """Handlers of the calls that carry records."""
 
-    def __init__(self, catalog: Catalog, ids: ProducerIds, books: Books) -> None:
+    def __init__(self, catalog: TopicCatalog, ids: ProducerIds, books: Books) -> None:
         self._catalog = catalog
         self._ids = ids
         self._books = books
@@ -67,9 +68,10 @@ class DataCalls:
             started = [
                 await self._append(access_of(call), body, name, part, logs) for name, part in parts
             ]
-        waiting = [one for one in started if isinstance(one, asyncio.Future)]
-        if waiting:
-            await asyncio.wait(waiting)  # unlike `gather` it does not cancel them with the client
+        for one in started:
+            if isinstance(one, asyncio.Future):
+                await one
+        if logs:
             for log in {id(log): log for log in logs}.values():
                 await log.partitioner_recorded()
         if body.acks == 0:
@@ -95,7 +97,7 @@ class DataCalls:
             with self._books.step("produce: checks of batches"):
                 batch = _one_batch(body, part, topic.max_message_bytes)
             logs.append(log)
-            now = int(time.time() * 1000)
+            now = now_ns() // 1_000_000
             return await log.append(batch, now - topic.before_max_ms, now + topic.after_max_ms)
         except _Refused as refused:
             return _failed(refused.code, refused.text)
@@ -130,7 +132,7 @@ class DataCalls:
                 one = Wanted(topic.topic, part.partition, part.fetch_offset, log, error)
                 one.max_bytes = part.partition_max_bytes
                 wanted.append(one)
-        max_bytes = getattr(body, "max_bytes", 2**31 - 1)
+        max_bytes = min(body.max_bytes, max(ROOM_MIN, call.session.room()))
         await Fetch(wanted, max(1, body.min_bytes), max_bytes).run(body.max_wait.total_seconds())
         topics: dict[str, list[dict[str, Any]]] = {}
         for one in wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from millstream.deadline import Deadline
 from millstream.errors import MillstreamError
 from millstream.gateways.kafka.partition_log import OutOfRange, PartitionLog
 from millstream.gateways.kafka.protocol import ErrorCode
+from millstream.wire.aio.pull_consumer import Signal
 
 __all__ = ["Fetch", "Wanted"]
 
@@ -36,7 +36,7 @@ class Fetch:
     def __init__(self, wanted: Sequence[Wanted], min_bytes: int, max_bytes: int) -> None:
         self._wanted = wanted
         self._min_bytes, self._max_bytes = min_bytes, max_bytes
-        self._changed = asyncio.Event()
+        self._changed = Signal()
 
     async def run(self, max_seconds: float) -> None:
         """Fill in what is found."""
@@ -45,24 +45,18 @@ class Fetch:
             log.watch(self._changed.set)
         try:
             deadline = Deadline(max_seconds)
-            while True:
-                self._changed.clear()
-                if await self._read() or deadline.passed:
-                    return
-                try:
-                    await asyncio.wait_for(self._changed.wait(), deadline.left())
-                except TimeoutError:
-                    await self._read()  # fewer than min_bytes may be there by now
-                    return
+            while not (await self._read() or deadline.passed):
+                await self._changed.wait(deadline.left())
         finally:
             for log in logs.values():
                 log.unwatch(self._changed.set)
 
     async def _read(self) -> bool:
         """Whether there is enough to answer."""
-        total = sum(len(one.records) for one in self._wanted)
+        total = 0
         for one in self._wanted:
-            if one.log is not None and not one.records and total < self._max_bytes:
+            one.records = b""
+            if one.log is not None and total < self._max_bytes:
                 await self._read_one(one, min(one.max_bytes, self._max_bytes - total))
                 total += len(one.records)
         failed = any(one.error is not ErrorCode.none for one in self._wanted)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from dataclasses import replace
 from typing import Any, Final
 
 from millstream.gateways.access import Logins
 from millstream.gateways.kafka.batch_cache import BatchCache
-from millstream.gateways.kafka.calls import Call, Handler, Session
-from millstream.gateways.kafka.catalog import Catalog, KafkaTopic
+from millstream.gateways.kafka.calls import Call, Handler, KafkaSession
+from millstream.gateways.kafka.catalog import KafkaTopic, TopicCatalog
 from millstream.gateways.kafka.checkpoints import Checkpoints
 from millstream.gateways.kafka.cluster_id import cluster_id
 from millstream.gateways.kafka.coordinator import Coordinator
@@ -16,7 +18,7 @@ from millstream.gateways.kafka.data_calls import DataCalls
 from millstream.gateways.kafka.group_calls import GroupCalls
 from millstream.gateways.kafka.partition_log import PartitionLog
 from millstream.gateways.kafka.producer_ids import ProducerIds
-from millstream.gateways.kafka.protocol import Api, api_versions
+from millstream.gateways.kafka.protocol import Api, api_versions, schemas_loaded
 from millstream.gateways.kafka.sasl_calls import SaslCalls
 from millstream.gateways.kafka.server import KafkaConnection
 from millstream.gateways.kafka.settings import KafkaSettings
@@ -45,10 +47,11 @@ class KafkaGateway:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cache = BatchCache(settings.cache_bytes)
         self._checkpoints = Checkpoints(mill)
-        self._catalog = Catalog(mill, self._open_log)
+        self._catalog = TopicCatalog(mill, self._open_log)
         self._coordinator = Coordinator(mill)
         self._form = ValueForm(settings.values.value, settings.values_prefix)
         self._handlers: dict[Api, Handler] = {}
+        self._loading: asyncio.Task[None] | None = None
         # What was checked here need not go through a guard again.
         self._direct = StreamPublisher(mill.connection, guarded=False)
 
@@ -60,7 +63,7 @@ class KafkaGateway:
         self._coordinator.failed.add_done_callback(self._group_failed)
         topics = TopicCalls(
             self._catalog,
-            self._settings,
+            self._topic_defaults(),
             node_id=NODE_ID,
             host=host,
             port=port,
@@ -74,15 +77,20 @@ class KafkaGateway:
             **DataCalls(self._catalog, ProducerIds(self._mill), self._books).handlers(),
         }
 
+        self._loading = asyncio.create_task(_load_schemas())
+
     async def stop(self) -> None:
         """Write checkpoints, so that the next gateway knows all offsets."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         await self._coordinator.stop()
         await self._catalog.close()
         self._direct.close()
 
     def make_handler(self, transport: Transport) -> FrameHandler:
         """What handles the requests of a new connection."""
-        session = Session(transport.host)
+        session = KafkaSession(transport.host)
         if not self._logins.required:
             session.access = self._logins.open_access()
         return KafkaConnection(transport, session, self._handlers)
@@ -97,6 +105,13 @@ class KafkaGateway:
             },
             **self._coordinator.status(),
         }
+
+    def _topic_defaults(self) -> KafkaSettings:
+        """The settings, with as many replicas as the cluster can have."""
+        if self._settings.default_replicas is not None:
+            return self._settings
+        nodes = len(self._mill.connection.info.connect_urls)
+        return replace(self._settings, default_replicas=3 if nodes >= 3 else 1)
 
     def _group_failed(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None and not self.failed.done():
@@ -115,8 +130,8 @@ class KafkaGateway:
             values if values.typed else None,
             self._cache,
             self._books,
-            record,
-            self._direct if is_direct else None,
+            record_partitioner=record,
+            publisher=self._direct if is_direct else None,
         )
         await log.open()
         return log
@@ -124,3 +139,12 @@ class KafkaGateway:
 
 async def _api_versions(_: Call) -> dict[str, Any]:
     return api_versions()
+
+
+async def _load_schemas() -> None:
+    """Load what requests need, in between, so that the first clients need not wait for it."""
+    for _ in schemas_loaded():
+        await asyncio.sleep(0)
+    # What was loaded stays: looking for garbage in it would only cause pauses.
+    gc.collect()
+    gc.freeze()

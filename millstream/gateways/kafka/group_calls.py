@@ -21,7 +21,7 @@ from millstream.gateways.kafka.offset_calls import OffsetCalls, may_join
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 
 if TYPE_CHECKING:
-    from millstream.gateways.kafka.catalog import Catalog
+    from millstream.gateways.kafka.catalog import TopicCatalog
 
 __all__ = ["GroupCalls"]
 
@@ -38,7 +38,7 @@ class GroupCalls:
     """Handlers of all calls of groups. `node` is what clients are sent to: id, host and port."""
 
     def __init__(
-        self, coordinator: Coordinator, catalog: Catalog, node: tuple[int, str, int]
+        self, coordinator: Coordinator, catalog: TopicCatalog, node: tuple[int, str, int]
     ) -> None:
         self._coordinator = coordinator
         self._node = node

@@ -59,10 +59,10 @@ class GroupState(StrEnum):
 class GroupBounds:
     """What a group may be; times in seconds."""
 
-    # How long the first members of an empty group wait for others; Kafka's 3 s make everybody
-    # wait. Longer than one `poll` of kafka-python it must not be: that forgets a join which ends
-    # after it, and joins again, which for a leader means that all others have to as well.
-    initial_delay: float = 0.05
+    # How long the first members of an empty group wait for others. Kafka waits 3 s; without waiting
+    # they are together after the first heartbeat, which is not later. And kafka-python loses a join
+    # that takes longer than one `poll`: its heartbeats stay off, or its leader joins for ever.
+    initial_delay: float = 0.0
     min_session: float = 6.0
     max_session: float = 1800.0
     max_groups: int = 10_000

@@ -18,6 +18,7 @@ import msgspec
 
 from millstream.errors import DataLoss, WrongSequence
 from millstream.gateways.kafka.group_members import StoredGroup
+from millstream.gateways.kafka.own_tables import own_table
 from millstream.mill import Mill
 from millstream.tables import Entry, Table
 
@@ -313,7 +314,7 @@ class GroupTable:
 
     async def start(self) -> None:
         """Open the table; it is created the first time."""
-        self._opened = await self._mill.create_table(self._name)
+        self._opened = await own_table(self._mill, self._name)
 
     def new(self, name: str) -> KeptGroup:
         """A group of which nothing is stored."""

@@ -15,7 +15,7 @@ from millstream.gateways.kafka.group_store import Committed, TopicPartition
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 
 if TYPE_CHECKING:
-    from millstream.gateways.kafka.catalog import Catalog, KafkaTopic
+    from millstream.gateways.kafka.catalog import KafkaTopic, TopicCatalog
 
 __all__ = ["OffsetCalls", "may_join"]
 
@@ -39,7 +39,7 @@ def may_join(call: Call, group: str) -> bool:
 class OffsetCalls:
     """Handlers of the calls of groups' offsets."""
 
-    def __init__(self, coordinator: Coordinator, catalog: Catalog) -> None:
+    def __init__(self, coordinator: Coordinator, catalog: TopicCatalog) -> None:
         self._coordinator = coordinator
         self._catalog = catalog
         self._failures = FailureLog(_log)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["NO_EVENTS", "RUN_MAX", "UNKNOWN", "OffsetIndex", "Part"]
+__all__ = ["NO_EVENTS", "RUN_MAX", "UNKNOWN", "IndexPart", "OffsetIndex"]
 
 RUN_MAX: Final = 512  # messages of one run
 # Instead of a unit's largest time. Unknown counts as later than any time, until it is looked up.
@@ -33,7 +33,7 @@ NO_EVENTS: Final = -(2**63)
 _TRIM_MIN: Final = 1024
 
 
-class Part(NamedTuple):
+class IndexPart(NamedTuple):
     """A part of an index as it is kept: some units, from a sequence up to before another."""
 
     first_sequence: int
@@ -96,6 +96,12 @@ class OffsetIndex:
         if offset > self.end_offset:
             self.end_offset = offset
             self._run_open = False
+
+    def lower(self, sequence: int, by: int) -> None:
+        """The offsets from a message on, which begins a unit, are smaller by so many."""
+        for at in range(bisect_left(self._sequences, sequence), len(self)):
+            self._offsets[at] -= by
+        self.end_offset -= by
 
     def _begin(self, time_ms: int) -> int:
         self._sequences.append(self.next_sequence)
@@ -202,7 +208,7 @@ class OffsetIndex:
 
     # -- keeping it -----------------------------------------------------------------------
 
-    def part(self, first_sequence: int, count: int) -> Part:
+    def part(self, first_sequence: int, count: int) -> IndexPart:
         """Up to `count` units from a sequence on, to be kept.
 
         The last unit of the index may still grow: it is not in a part that is kept for good.
@@ -211,18 +217,20 @@ class OffsetIndex:
         stop = min(start + count, len(self))
         columns = [c[start:stop] for c in (self._sequences, self._offsets, self._times)]
         if stop == start:
-            return Part(self.next_sequence, self.next_sequence, 0, b"")
+            return IndexPart(self.next_sequence, self.next_sequence, 0, b"")
         # Differences may be too large for 64 bits: they wrap here and when they are added up.
         deltas = [np.diff(np.frombuffer(c, np.int64), prepend=np.int64(0)) for c in columns]
         body = zlib.compress(b"".join(delta.tobytes() for delta in deltas), 1)
-        return Part(columns[0][0], self._after(stop - 1), stop - start, body)
+        return IndexPart(columns[0][0], self._after(stop - 1), stop - start, body)
 
     def units_from(self, sequence: int) -> int:
         """How many units begin at a sequence or after it."""
         return len(self) - bisect_left(self._sequences, sequence)
 
     @classmethod
-    def restored(cls, parts: Iterable[Part], next_sequence: int, end_offset: int) -> OffsetIndex:
+    def restored(
+        cls, parts: Iterable[IndexPart], next_sequence: int, end_offset: int
+    ) -> OffsetIndex:
         """The index that was kept in parts; ValueError if they do not fit together."""
         index = cls(next_sequence, end_offset)
         columns = (index._sequences, index._offsets, index._times)

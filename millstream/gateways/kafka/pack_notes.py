@@ -22,7 +22,6 @@ from millstream.wire.message import RawMessage
 from millstream.wire.protocol import HEADERS_END, parse_headers
 
 __all__ = [
-    "BATCHES_BYTES_MAX",
     "BATCHES_HEADER",
     "TIMES_HEADER",
     "WRITER",
@@ -36,12 +35,12 @@ __all__ = [
 WRITER: Final = "kafka"  # the name of the gateway's fence in every partition
 BATCHES_HEADER: Final = "Mill-Kafka-Batches"
 TIMES_HEADER: Final = "Mill-Times"
-# The longest header of batches that a pack gets: some thousand batches.
-BATCHES_BYTES_MAX: Final = 32 * 1024
 
 _COUNT: Final = re.compile(rb"\r\nMill-Count: (0|[1-9][0-9]{0,6})\r\n")
-_BATCHES: Final = re.compile(rb"\r\nMill-Kafka-Batches: ([0-9:;-]+)\r\n")
+_NOTE: Final = rb"[0-9]{1,19}:[0-9]{1,5}:[0-9]{1,10}:[0-9]{1,10}:-?[0-9]{1,9}"
+_BATCHES: Final = re.compile(rb"\r\nMill-Kafka-Batches: (%b(?:;%b)*)\r\n" % (_NOTE, _NOTE))
 _TIMES: Final = re.compile(rb"\r\nMill-Times: (-?[0-9]{1,17}):(-?[0-9]{1,17})\r\n")
+_PLACE: Final = re.compile(rb"\r\nMill-Position: ([0-9]{1,18})/([0-9]{1,18})\r\n")
 _TIME_MARK: Final = b"\r\nMill-Time: "
 
 
@@ -58,6 +57,8 @@ class PackNotes(NamedTuple):
     events: int
     max_ms: int = UNKNOWN
     batches: tuple[BatchNote, ...] = ()
+    # What the gateway knew when it stored the pack: an offset, and the message that begins with it.
+    place: tuple[int, int] | None = None
 
 
 def batches_text(notes: Iterable[BatchNote]) -> str:
@@ -83,11 +84,6 @@ class MessageNotes:
         self._own = self._packs + WRITER.encode()
         self._own_part = self._own + b"."
 
-    @property
-    def pack_subjects(self) -> str:
-        """The subjects of all packs that count by their events."""
-        return f"{self._packs.decode()}>"
-
     def pack(self, raw: RawMessage) -> PackNotes | None:
         """A pack whose events have offsets; None: the message takes one, whatever it is."""
         subject, _, headers, _ = raw
@@ -104,7 +100,7 @@ class MessageNotes:
         if subject != self._own:
             own_part = subject.startswith(self._own_part)
             return PackNotes(count, _max_ms(headers) if own_part else UNKNOWN)
-        return PackNotes(count, _max_ms(headers), _batches(headers))
+        return PackNotes(count, _max_ms(headers), _batches(headers), _place(headers))
 
     def plain_ms(self, raw: RawMessage) -> int:
         """The event time of a message that is no pack; NO_EVENTS if readers do not get it."""
@@ -121,6 +117,11 @@ class MessageNotes:
 def _max_ms(headers: bytes) -> int:
     found = _TIMES.search(headers)
     return UNKNOWN if found is None else int(found[2])
+
+
+def _place(headers: bytes) -> tuple[int, int] | None:
+    found = _PLACE.search(headers)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _batches(headers: bytes) -> tuple[BatchNote, ...]:

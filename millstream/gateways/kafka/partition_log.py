@@ -43,6 +43,7 @@ class PartitionLog:
         values: TopicValues | None,
         cache: BatchCache,
         books: Books,
+        *,
         record_partitioner: RecordPartitioner,
         publisher: StreamPublisher | None = None,
     ) -> None:
@@ -73,12 +74,14 @@ class PartitionLog:
 
     async def close(self) -> None:
         """Store what was taken, and a checkpoint."""
-        if self._writer is not None:
-            await self._writer.close()
-        if self._recording is not None:
-            await asyncio.wait([self._recording])
-        await self.offsets.close()
-        self._cache.forget(self.offsets.stream)
+        try:
+            if self._writer is not None:
+                await self._writer.close()
+            if self._recording is not None:
+                await asyncio.wait([self._recording])
+        finally:
+            await self.offsets.close()
+            self._cache.forget(self.offsets.stream)
 
     @property
     def failed(self) -> bool:

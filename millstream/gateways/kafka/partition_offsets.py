@@ -34,8 +34,12 @@ TAKEN_AT_ONCE: Final = 2000
 AHEAD: Final = Prefetch(messages=10_000, bytes=8 * 1024 * 1024)
 # Offsets that a checkpoint covers ahead; a new one is written when half of them are used.
 RESERVED: Final = 10_000_000
+# More events than packs of this gateway have that are under way at a time.
+UNDER_WAY_MAX: Final = 1_000_000
 SAVE_SECONDS: Final = 5.0
 SAVE_MESSAGES: Final = 1000
+# While catching up: if nothing comes for so long, the leader is asked whether there is more.
+QUIET_SECONDS: Final = 0.1
 # How old what is known of the head of the log may be.
 HEAD_SECONDS: Final = 5.0
 
@@ -59,8 +63,9 @@ class PartitionOffsets:
         self._start_offset = 0  # the log begins there at least
         self._reserved = 0
         self._after_gap = 0  # while catching up: where offsets go on if messages are missing
+        # While catching up: the message after the last gap, and the smallest offset it may have.
+        self._skipped: tuple[int, int] | None = None
         self._saved_sequence = 0  # what the last checkpoint knows
-        self._saved_at = time.monotonic()
         self._saving = asyncio.Lock()
         self._head_at = 0.0
         self._signal = Signal()
@@ -74,6 +79,13 @@ class PartitionOffsets:
 
     async def open(self) -> None:
         """Read the checkpoint, and count what was stored after it."""
+        try:
+            await self._open()
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _open(self) -> None:
         checkpoint = await self._checkpoints.load()
         info = await self._jetstream.stream_info(self.stream)
         self._created = info.created
@@ -87,13 +99,18 @@ class PartitionOffsets:
             await self._restore(checkpoint, info)
         self.first_sequence = first
         self._saved_sequence = self.index.next_sequence
-        await self._catch_up(info.state.last_seq)
-        self._head(info)
-        if self.index.end_offset > self._reserved:
+        consumer = await self._catch_up(info.state.last_seq)
+        self._head(info, 0)  # more is counted by now
+        left_open = checkpoint is not None and checkpoint.reserved > checkpoint.end_offset
+        if left_open or self.index.end_offset > self._reserved:
+            # Who left it open may live: when it stops, it must not give back what is ours by now.
             await self.save()
         self._jetstream.connection.on_connected.append(self._reconnected)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._keep_saved())]
+        self._tasks = [
+            loop.create_task(self._follow(consumer)),
+            loop.create_task(self._keep_saved()),
+        ]
 
     async def _restore(self, checkpoint: Checkpoint, info: StreamInfo) -> None:
         first, last = max(1, info.state.first_seq), info.state.last_seq
@@ -108,7 +125,9 @@ class PartitionOffsets:
                 "Offsets continue at %d, so that none names two events",
                 *(self.stream, last, self.index.next_sequence - 1, self._reserved),
             )
-            self.producers.cut(self.index.base_offset(last + 1))
+            is_known = last + 1 >= self.index.first_sequence
+            self.producers.cut(self.index.base_offset(last + 1) if is_known else 0)
+            self.producers.lost_track()
             self.index.cut(last + 1)
             self.index.skip_to(self._reserved)
             self.leader_epoch += 1
@@ -118,23 +137,26 @@ class PartitionOffsets:
         if self.index.next_sequence < first:
             self._gap(first)
 
-    async def _catch_up(self, last: int) -> None:
+    async def _catch_up(self, last: int) -> OrderedConsumer:
+        """Count what is stored up to a sequence; what comes after it is read from the consumer."""
         start = self.index.next_sequence
         what = Range(start=start, headers_only=True, over_loss=True)
-        self._consumer = OrderedConsumer(self._jetstream, self.stream, what, self._signal, AHEAD)
+        consumer = OrderedConsumer(self._jetstream, self.stream, what, self._signal, AHEAD)
+        self._consumer = consumer
         try:
-            await self._consumer.open()
+            await consumer.open()
             while self.index.next_sequence <= last:
-                taken = self._consumer.take_now(TAKEN_AT_ONCE)
+                taken = consumer.take_now(TAKEN_AT_ONCE)
                 if taken:
                     self.note(taken)
                     await asyncio.sleep(0)
-                elif not await self._signal.wait(HEAD_SECONDS):
+                elif not await self._signal.wait(QUIET_SECONDS):
                     await self._skip_missing_end(last)
         except BaseException:
-            self._consumer.close()
+            consumer.close()
             raise
-        self._after_gap = 0
+        self._after_gap, self._skipped = 0, None
+        return consumer
 
     async def _skip_missing_end(self, last: int) -> None:
         """The last messages may be deleted: then nothing more comes."""
@@ -185,6 +207,11 @@ class PartitionOffsets:
         return min(self.index.end_offset, self._reserved)
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The offset that the next message has, and its sequence; every pack of ours says it."""
+        return self.index.end_offset, self.index.next_sequence
+
+    @property
     def start_offset(self) -> int:
         """The first offset of the log, as last seen."""
         first = min(max(self.first_sequence, self.index.first_sequence), self.index.next_sequence)
@@ -200,12 +227,19 @@ class PartitionOffsets:
 
     async def known(self, sequence: int) -> None:
         """Return when a message is counted, and all before it."""
-        while self.index.next_sequence <= sequence:
-            if self.failed is not None:
-                raise self.failed
-            waiter = asyncio.get_running_loop().create_future()
-            self._passed.append((sequence, waiter))
-            await waiter
+        if self.index.next_sequence > sequence:
+            return
+        if self.failed is not None:
+            raise self.failed
+        waiter = asyncio.get_running_loop().create_future()
+        self._passed.append((sequence, waiter))
+        while not (await asyncio.wait([waiter], timeout=HEAD_SECONDS))[0]:
+            # It may be removed already; then it does not come, and nothing may come after it.
+            with contextlib.suppress(MillstreamError):
+                await self.look_at_head(now=True)
+                await self._skip_missing_end(sequence)
+                self._grown()
+        waiter.result()
 
     async def covered(self, offset: int) -> None:
         """Return when offsets before this one may be handed out."""
@@ -216,14 +250,15 @@ class PartitionOffsets:
         """Learn what retention removed, unless that is known of the last few seconds."""
         if not now and time.monotonic() - self._head_at < HEAD_SECONDS:
             return
-        self._head(await self._jetstream.stream_info(self.stream))
+        counted = self.index.next_sequence  # more may be, before the answer is here
+        self._head(await self._jetstream.stream_info(self.stream), counted)
 
-    def _head(self, info: StreamInfo) -> None:
+    def _head(self, info: StreamInfo, counted: int) -> None:
         self._head_at = time.monotonic()
         if info.created != self._created:
             self.fail(MillstreamError(f"stream '{self.stream}' was deleted and made again"))
             return
-        if info.state.last_seq + 1 < self.index.next_sequence:
+        if info.state.last_seq + 1 < counted:
             self.fail(DataLoss(f"stream '{self.stream}' ends before what was read of it"))
             return
         first = max(1, info.state.first_seq)
@@ -231,6 +266,7 @@ class PartitionOffsets:
             self.first_sequence = first
             if first > self.index.next_sequence:
                 self._gap(first)
+                self._grown()
             self.index.trim(first)
             self._save_due.set()
 
@@ -253,6 +289,7 @@ class PartitionOffsets:
             if pack is None:
                 index.add_plain(notes.plain_ms(raw))
             else:
+                self._look_at_place(pack)
                 self._add_pack(pack)
         self._grown()
 
@@ -272,9 +309,31 @@ class PartitionOffsets:
     def _gap(self, sequence: int) -> None:
         """Messages before this one are missing: deleted, or never counted."""
         self.index.add_run(sequence, NO_EVENTS)
+        own = any(waited < sequence for waited, _ in self._passed)
+        if own:
+            # What this gateway has just stored is among them. It is answered with the offsets that
+            # follow: nothing else may get them.
+            self.index.skip_to(self.index.end_offset + UNDER_WAY_MAX)
+        if own or self._after_gap:
+            self.producers.lost_track()
         if self._after_gap:
+            self._skipped = sequence, self.index.end_offset
             self.index.skip_to(self._after_gap)
             self._after_gap = 0
+
+    def _look_at_place(self, pack: PackNotes) -> None:
+        """After a gap: the first pack that tells of an offset after it gives them all back."""
+        if self._skipped is None or pack.place is None:
+            return
+        (first, least), (offset, sequence) = self._skipped, pack.place
+        if first <= sequence <= self.index.next_sequence:
+            lower = self.index.base_offset(sequence) - offset
+            if 0 < lower <= self.index.base_offset(first) - least:
+                self.index.lower(first, lower)
+                self._after_gap = self._reserved  # there may be another gap
+            self._skipped = None
+        elif pack.events:
+            self._skipped = None  # what is known of its batches by now would be wrong
 
     def _grown(self) -> None:
         following = self.index.next_sequence
@@ -293,9 +352,7 @@ class PartitionOffsets:
         for callback in tuple(self._watchers):
             callback()
 
-    async def _follow(self) -> None:
-        consumer = self._consumer
-        assert consumer is not None
+    async def _follow(self, consumer: OrderedConsumer) -> None:
         try:
             while True:
                 taken = consumer.take_now(TAKEN_AT_ONCE)
@@ -306,6 +363,9 @@ class PartitionOffsets:
                     await self._signal.wait()
         except MillstreamError as error:
             self.fail(error)
+        except Exception as error:
+            _log.exception("counting the messages of '%s' failed", self.stream)
+            self.fail(MillstreamError(str(error)))
 
     def _reconnected(self) -> None:
         self._head_at = 0.0
@@ -315,8 +375,11 @@ class PartitionOffsets:
 
     async def _keep_saved(self) -> None:
         while self.failed is None:
+            # Not `wait_for`: before Python 3.12 it forgets that its task is cancelled if there is
+            # something to do at the same moment.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._save_due.wait(), SAVE_SECONDS)
+                async with asyncio.timeout(SAVE_SECONDS):
+                    await self._save_due.wait()
             self._save_due.clear()
             try:
                 if not self._head_at:
@@ -328,6 +391,9 @@ class PartitionOffsets:
             except MillstreamError as error:
                 _log.warning("the checkpoint of '%s' was not stored: %s", self.stream, error)
                 await asyncio.sleep(1.0)
+            except Exception as error:
+                _log.exception("the checkpoint of '%s' was not stored", self.stream)
+                self.fail(MillstreamError(str(error)))
 
     async def save(self) -> None:
         """Write a checkpoint of what is known now."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from millstream.events.fence import fence_subject
 from millstream.events.packs.encode import EncodedPack, encode, split
 from millstream.events.packs.envelope import ENVELOPE, complete
 from millstream.events.packs.packing import PACK_EVENTS_MAX
+from millstream.failure_log import FailureLog
 from millstream.gateways.kafka.batch_cache import BatchCache, CachedRun, Piece
 from millstream.gateways.kafka.offset_index import UNKNOWN
 from millstream.gateways.kafka.pack_notes import (
@@ -52,7 +53,7 @@ from millstream.gateways.kafka.records import (
 )
 from millstream.gateways.kafka.values import take
 from millstream.gateways.overload import Books
-from millstream.messaging.publishing.ahead_lane import AheadLane
+from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
 from millstream.wire.batch import BATCH_BYTES_MAX
 
@@ -63,8 +64,7 @@ __all__ = ["Appended", "PartitionWriter"]
 
 _log = logging.getLogger("millstream.gateways.kafka")
 
-# Packs that are sent before the ack of the first: the server stores one while the next arrives.
-IN_FLIGHT_MAX: Final = 2
+CLOSE_SECONDS: Final = 1.0  # in which what was taken may still be stored
 # Bytes of a pack beyond which nothing is added to it; a batch may be larger by itself.
 GROUP_BYTES: Final = 4 * 1024 * 1024
 GROUP_EVENTS: Final = 100_000
@@ -96,6 +96,8 @@ class _Batch:
     sent: SentBatch | None  # of an idempotent producer
     size: int
     done: asyncio.Future[Appended] = field(repr=False)
+    copies: list[_Batch] = field(default_factory=list)  # that get the same answer
+    alone: bool = False  # in a pack of its own
 
 
 @dataclass(eq=False, slots=True)
@@ -105,8 +107,6 @@ class _Group:
     batches: list[_Batch]
     packs: list[EncodedPack]
     notes: PackNotes
-    error: MillstreamError | None = None
-    task: asyncio.Task[None] | None = None
 
 
 class PartitionWriter:
@@ -127,10 +127,11 @@ class PartitionWriter:
         self._cache = cache
         self._books = books
         self._subject = fence_subject(target.shape.prefixes[number], WRITER)
-        self._lane: AheadLane | None = None  # None: the fence has to be claimed first
+        self._lane: FencedLane | None = None  # None: the fence has to be claimed first
         self._waiting: deque[_Batch] = deque()
         self._waiting_bytes = 0
-        self._under_way: deque[_Group] = deque()
+        self._under_way: _Group | None = None
+        self._failures = FailureLog(_log)
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -146,7 +147,7 @@ class PartitionWriter:
         the order of the calls, if each is awaited before the next.
         """
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        if self._closed or self._waiting_bytes > WAITING_BYTES_MAX:
+        if self._takes_no_more():
             done.set_result(Appended(-1, ErrorCode.kafka_storage_error, _AGAIN))
             return done
         with self._books.step("produce: records to columns"):
@@ -157,6 +158,9 @@ class PartitionWriter:
         if self._values is not None:
             columns, schema_id = await take(self._values, columns, [raw.head.count])
             same = False
+            if self._takes_no_more():  # by now
+                done.set_result(Appended(-1, ErrorCode.kafka_storage_error, _AGAIN))
+                return done
         head = raw.head
         sent = None
         if head.producer_id >= 0:
@@ -170,63 +174,60 @@ class PartitionWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
         return done
 
+    def _takes_no_more(self) -> bool:
+        return self._closed or self._waiting_bytes > WAITING_BYTES_MAX
+
     async def close(self) -> None:
-        """Answer what is under way, and take nothing more."""
+        """Store what was taken, if that does not take long, and take nothing more."""
         self._closed = True
         if self._task is not None:
+            self._work.set()
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._settle_all()
-        self._refuse_waiting(ErrorCode.not_leader_or_follower, "the gateway stops")
+        self._refuse_all(ErrorCode.not_leader_or_follower, "the gateway stops")
 
     # -- storing them ---------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
+        while self._waiting or not self._closed:
             if not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+                continue
             try:
-                await self._store_waiting()
-            except MillstreamError as error:
-                lane = self._lane
-                lost = isinstance(error, DataLoss) and lane is not None
-                if lost and lane is not None and await self._fence_gone(lane):
-                    self._wait_again()
-                else:
-                    self._give_up(error)
+                await self._store_next()
             except Exception as error:
-                _log.exception("storing to '%s' failed", self._offsets.stream)
-                self._give_up(MillstreamError(str(error)))
+                if not isinstance(error, MillstreamError):
+                    _log.exception("storing to '%s' failed", self._offsets.stream)
+                self._give_up(error)
 
-    async def _store_waiting(self) -> None:
+    async def _store_next(self) -> None:
         lane = self._lane or await self._claim()
-        while self._waiting:
-            while len(self._under_way) >= min(IN_FLIGHT_MAX, max(1, lane.depth)):
-                await asyncio.shield(self._first_done())
-            if self._under_way and self._under_way[0].error is not None:
-                break
-            group = self._next_group()
-            if group is not None:
-                self._under_way.append(group)
-                group.task = asyncio.get_running_loop().create_task(self._store(lane, group))
-                await asyncio.sleep(0)  # the lane takes them in this order
-        await self._settle_all()
+        self._under_way = self._next_group()
+        if self._under_way is None:
+            return
+        try:
+            # The position is for those who count again what a checkpoint does not cover.
+            state = await lane.store(self._under_way.packs, self._offsets.place)
+        except DataLoss:
+            if not await self._fence_gone(lane):
+                raise
+            self._wait_again(self._under_way)
+            return
+        await self._target.acks.check()  # the server may be another one by now
+        await self._count(self._under_way, state.sequence)
+        self._under_way = None
 
-    def _first_done(self) -> asyncio.Task[None]:
-        task = self._under_way[0].task
-        assert task is not None
-        return task
-
-    async def _claim(self) -> AheadLane:
-        stream = self._offsets.stream
-        # What acks mean is checked here: the state that `store` returns is its own unit's only as
-        # long as nothing is awaited between.
-        target = replace(self._target, acks=self._target.acks.undemanded())
-        lane = AheadLane(target, stream, self._subject, WRITER, IN_FLIGHT_MAX)
-        await self._target.acks.check()
+    async def _claim(self) -> FencedLane:
+        target, stream = self._target, self._offsets.stream
+        if self._offsets.failed is not None:
+            raise self._offsets.failed  # the fence may be that of whoever took over
+        lane = FencedLane(target.jetstream, target.publisher, stream, self._subject, WRITER)
+        await target.acks.check()
         state = await lane.claim()
         await self._offsets.known(state.sequence)
+        await self._offsets.covered(self._offsets.index.end_offset)  # copies are answered at once
         self._offsets.producers.forget_under_way()
         self._lane = lane
         return lane
@@ -242,6 +243,8 @@ class PartitionWriter:
                 or events + batch.columns.num_rows > GROUP_EVENTS
                 or batch.schema_id != chosen[0].schema_id
                 or not _same_values(batch.columns, chosen[0].columns)
+                or batch.alone
+                or chosen[0].alone
             ):
                 break
             self._waiting.popleft()
@@ -255,10 +258,24 @@ class PartitionWriter:
         try:
             with self._books.step("produce: columns to packs"):
                 return self._group(chosen)
-        except (PayloadTooLarge, Unfit, ConfigError) as error:
-            for batch in chosen:
-                self._refuse(batch, ErrorCode.message_too_large, str(error))
+        except Exception as error:
+            if len(chosen) > 1:  # one of them is the reason: no reason to refuse the others
+                for batch in reversed(chosen):
+                    batch.alone = True
+                    self._put_back(batch)
+            elif isinstance(error, PayloadTooLarge | Unfit | ConfigError):
+                self._refuse(chosen[0], ErrorCode.message_too_large, str(error))
+            else:
+                _log.exception("a batch for '%s' was not stored", self._offsets.stream)
+                self._refuse(chosen[0], ErrorCode.kafka_storage_error, str(error))
             return None
+
+    def _put_back(self, batch: _Batch) -> None:
+        """It is judged again, before everything that waits."""
+        if batch.sent is not None:
+            self._offsets.producers.settle(batch.sent)
+        self._waiting.appendleft(batch)
+        self._waiting_bytes += batch.size
 
     def _is_new(self, batch: _Batch) -> bool:
         """Whether a batch has to be stored; else it is answered, now or with its first copy."""
@@ -267,11 +284,11 @@ class PartitionWriter:
         producers = self._offsets.producers
         judged = producers.judge(batch.sent)
         if judged.verdict is Verdict.NEW:
-            producers.accept(batch.sent, batch.done)
+            producers.accept(batch.sent, batch)
             return True
         if judged.verdict is Verdict.UNDER_WAY:
-            first: asyncio.Future[Appended] = judged.answer
-            first.add_done_callback(lambda done: _answer(batch, done.result()))
+            first: _Batch = judged.answer
+            first.copies.append(batch)
         else:
             _answer(batch, Appended(judged.offset, judged.error, judged.text))
         return False
@@ -299,20 +316,6 @@ class PartitionWriter:
             for pack in packs:
                 pack.headers[TIMES_HEADER] = text
         return _Group(batches, packs, PackNotes(packs[-1].count, max_ms, tuple(notes)))
-
-    async def _store(self, lane: AheadLane, group: _Group) -> None:
-        """Store a group, and answer its batches; an error is left for the others to see."""
-        try:
-            # Nothing reads this position; it only must not go back.
-            state = await lane.store(group.packs, self._offsets.index.end_offset)
-            await self._target.acks.check()  # the server may be another one by now
-            await self._count(group, state.sequence)
-            self._under_way.remove(group)
-        except MillstreamError as error:
-            group.error = error
-        except Exception as error:
-            _log.exception("storing to '%s' failed", self._offsets.stream)
-            group.error = MillstreamError(str(error))
 
     async def _count(self, group: _Group, sequence: int) -> None:
         offsets = self._offsets
@@ -345,16 +348,8 @@ class PartitionWriter:
 
     # -- when something fails -------------------------------------------------------------
 
-    async def _settle_all(self) -> None:
-        """Wait for all groups under way; raises what the first of those failed with that did."""
-        while self._under_way:
-            group = self._under_way[0]
-            await asyncio.wait([one.task for one in self._under_way if one.task is not None])
-            if group.error is not None:
-                raise group.error
-
-    def _give_up(self, error: MillstreamError) -> None:
-        """Nothing is stored until the fence is claimed again; what waits is answered, or waits.
+    def _give_up(self, error: Exception) -> None:
+        """Nothing is stored until the fence is claimed again; everything that waits is answered.
 
         What was under way may be stored or not. Whoever sends it again gets the right answer, since
         it is judged after the next claim.
@@ -365,38 +360,27 @@ class PartitionWriter:
         code = ErrorCode.kafka_storage_error  # clients try again, as they do after the other one
         if self._offsets.failed is not None:
             code = ErrorCode.not_leader_or_follower
-        failed = list(self._under_way)
-        self._under_way.clear()
         text = str(error)
-        _log.warning("'%s' did not store: %s", self._offsets.stream, text)
-        for group in failed:
-            for batch in group.batches:
-                if batch.sent is not None:
-                    self._offsets.producers.settle(batch.sent)
-                _answer(batch, Appended(-1, code, text))
-        self._refuse_waiting(code, text)
+        self._failures.warn(None, "'%s' did not store: %s", self._offsets.stream, text)
+        self._refuse_all(code, text)
 
-    def _refuse_waiting(self, code: ErrorCode, text: str) -> None:
-        for batch in self._waiting:
-            _answer(batch, Appended(-1, code, text))
+    def _refuse_all(self, code: ErrorCode, text: str) -> None:
+        group, self._under_way = self._under_way, None
+        for batch in [*([] if group is None else group.batches), *self._waiting]:
+            self._refuse(batch, code, text)
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    async def _fence_gone(self, lane: AheadLane) -> bool:
+    async def _fence_gone(self, lane: FencedLane) -> bool:
         """Whether retention removed the last pack: then nothing is lost, and a new claim helps."""
         await self._offsets.look_at_head(now=True)
         return self._offsets.first_sequence > lane.state.sequence
 
-    def _wait_again(self) -> None:
+    def _wait_again(self, group: _Group) -> None:
         """What was under way is stored after the next claim, before everything else."""
-        self._lane = None
-        for group in reversed(self._under_way):
-            for batch in reversed(group.batches):
-                if batch.sent is not None:
-                    self._offsets.producers.settle(batch.sent)
-                self._waiting.appendleft(batch)
-                self._waiting_bytes += batch.size
-        self._under_way.clear()
+        self._lane = self._under_way = None
+        for batch in reversed(group.batches):
+            self._put_back(batch)
 
     def _refuse(self, batch: _Batch, code: ErrorCode, text: str) -> None:
         if batch.sent is not None:
@@ -405,8 +389,9 @@ class PartitionWriter:
 
 
 def _answer(batch: _Batch, answer: Appended) -> None:
-    if not batch.done.done():
-        batch.done.set_result(answer)
+    for one in (batch, *batch.copies):
+        if not one.done.done():  # else the client is gone
+            one.done.set_result(answer)
 
 
 def _known_times(columns: pa.RecordBatch) -> tuple[int, int] | None:

@@ -39,7 +39,7 @@ def partitioner_after(
 
 
 def partitioner_of(keys: pa.Array, partition: int, partitions: int) -> str:
-    """CRC32 if that places all these keys in this partition, else MURMUR2 if that does, else ANY.
+    """CRC32 if that puts all these keys in this partition, else MURMUR2 if that does, else ANY.
 
     Null keys may be in any partition.
     """

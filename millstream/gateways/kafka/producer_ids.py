@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from millstream.errors import PublishError, WrongSequence
+from millstream.gateways.kafka.own_tables import own_table
 from millstream.mill import Mill
 from millstream.tables import Table
 
@@ -36,7 +37,7 @@ class ProducerIds:
 
     async def _reserve(self) -> None:
         if self._table is None:
-            self._table = await self._mill.create_table(STATE_TABLE)
+            self._table = await own_table(self._mill, STATE_TABLE)
         for _ in range(_ATTEMPTS):
             entry = await self._table.get(_KEY)
             start = 1 if entry is None else int(entry.json()["next"])

@@ -69,6 +69,9 @@ class _Stored(NamedTuple):
     offset: int  # of its first record
 
 
+# In the place of batches that may have been stored after those before it, and are gone unseen.
+_GONE: Final = _Stored(-1, -1, -1)
+
 # What is kept of a producer: id, epoch, and its last batches, the oldest first.
 KeptProducer = tuple[int, int, list[tuple[int, int, int]]]
 
@@ -113,8 +116,9 @@ class ProducerStates:
         if batch.epoch < epoch:
             text = f"producer {batch.producer} has epoch {epoch} by now, this is {batch.epoch}"
             return Judged(Verdict.REFUSED, error=ErrorCode.invalid_producer_epoch, text=text)
+        gone = not under_way and stored is not None and stored.batches[-1] == _GONE
         if batch.epoch > epoch:
-            return Judged(Verdict.NEW) if batch.first == 0 else _gap(batch, 0)
+            return Judged(Verdict.NEW) if batch.first == 0 or gone else _gap(batch, 0)
         for other in under_way:
             if other.batch == batch:
                 return Judged(Verdict.UNDER_WAY, answer=other.answer)
@@ -124,9 +128,9 @@ class ProducerStates:
                 if (copy.first, copy.last) == (batch.first, batch.last):
                     return Judged(Verdict.STORED, offset=copy.offset)
             if not under_way:
-                last = stored.batches[-1].last
+                last = stored.batches[-2 if gone else -1].last
         expected = (last + 1) % _SEQUENCES
-        if batch.first == expected:
+        if batch.first == expected or (gone and not _is_before(batch.last, expected)):
             return Judged(Verdict.NEW)
         if _is_before(batch.last, expected):
             text = (
@@ -171,10 +175,16 @@ class ProducerStates:
     def cut(self, offset: int) -> None:
         """What had offsets from this one on is lost: it may be stored again."""
         for number, producer in list(self._stored.items()):
-            left = [one for one in producer.batches if one.offset < offset]
+            left = [one for one in producer.batches if one != _GONE and one.offset < offset]
             producer.batches = deque(left, maxlen=COPIES_MAX)
             if not left:
                 del self._stored[number]
+
+    def lost_track(self) -> None:
+        """Batches may be stored that nobody saw: of each producer, whatever follows is taken."""
+        for producer in self._stored.values():
+            if producer.batches[-1] != _GONE:
+                producer.batches.append(_GONE)
 
     def kept(self) -> Iterator[KeptProducer]:
         """All that is known of stored batches, to be kept; `restore` takes it."""

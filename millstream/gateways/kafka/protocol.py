@@ -11,7 +11,7 @@ import dataclasses
 import io
 import struct
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import IntEnum
 from functools import cache
@@ -32,6 +32,7 @@ __all__ = [
     "UnsupportedApiVersions",
     "api_versions",
     "read_request",
+    "schemas_loaded",
     "unsupported_version_answer",
     "write_response",
 ]
@@ -103,6 +104,8 @@ VERSIONS: Final[Mapping[Api, tuple[int, int]]] = {
     Api.DESCRIBE_CLUSTER: (0, 1),
 }
 
+_FIRST_READ: Final[Mapping[Api, int]] = {Api.PRODUCE: 3}
+
 # Reading makes objects of twenty times a request's size: only records, which stay bytes, are large.
 _USUAL_SIZE_MAX: Final = 2 * 1024 * 1024
 _BEFORE_LOGIN_MAX: Final = 64 * 1024
@@ -149,6 +152,16 @@ def _readers(api: int, version: int) -> tuple[Any, Any]:
 def _writer(api: int, version: int) -> tuple[Any, Any, bool]:
     body = load_response_schema(api, version)
     return body, entity_writer(body), body.__header_schema__.__flexible__
+
+
+def schemas_loaded() -> Iterator[None]:
+    """Load kio's classes of all calls and versions, one at each step: each takes milliseconds."""
+    for api, (low, high) in VERSIONS.items():
+        # Produce is offered from a version on that nobody can read, see there.
+        for version in range(max(low, _FIRST_READ.get(api, low)), high + 1):
+            _readers(int(api), version)
+            _writer(int(api), version)
+            yield
 
 
 def read_request(frame: bytes) -> Request:

@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record._crecords import DefaultRecordBatch, DefaultRecordBatchBuilder
 
@@ -227,8 +226,13 @@ def times_ms(columns: pa.RecordBatch) -> tuple[int, int] | None:
     """The smallest and the largest time of the records; None when none of them has one."""
     if "timestamp" not in columns.schema.names:
         return None
-    span = pc.min_max(columns.column("timestamp").view(pa.int64())).as_py()
-    return None if span["min"] is None else (span["min"] // 1000, span["max"] // 1000)
+    found = columns.column("timestamp").view(pa.int64())
+    if found.null_count:
+        found = found.drop_null()
+        if not len(found):
+            return None
+    micros = found.to_numpy()
+    return int(micros.min()) // 1000, int(micros.max()) // 1000
 
 
 def _check_large_records(count: int, buffer: memoryview) -> None:

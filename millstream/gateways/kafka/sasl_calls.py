@@ -14,7 +14,7 @@ from millstream.gateways.access import (
     Logins,
     LoginUnavailable,
 )
-from millstream.gateways.kafka.calls import Call, Handler, Session
+from millstream.gateways.kafka.calls import Call, Handler, KafkaSession
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 from millstream.gateways.kafka.sasl import (
     SaslError,
@@ -102,7 +102,7 @@ class SaslCalls:
             return None
         return _answer(ErrorCode.none, None, challenge)
 
-    async def _plain(self, session: Session, token: bytes) -> bytes:
+    async def _plain(self, session: KafkaSession, token: bytes) -> bytes:
         login = read_plain(token)
         self._check_user(session, login.user)
         self._log_in(session, await self._logins.plain(login.user, login.password))
@@ -116,7 +116,7 @@ class SaslCalls:
         return scram.challenge
 
     async def _final(
-        self, session: Session, asked: tuple[ScramExchange, Verifier], token: bytes
+        self, session: KafkaSession, asked: tuple[ScramExchange, Verifier], token: bytes
     ) -> bytes:
         scram, verifier = asked
         signature = scram.finish(token)
@@ -125,7 +125,7 @@ class SaslCalls:
         return signature
 
     @staticmethod
-    def _check_user(session: Session, user: str) -> None:
+    def _check_user(session: KafkaSession, user: str) -> None:
         """On a connection that is logged in, only its user may log in again."""
         if session.access is not None and session.access.user != user:
             raise SaslError(
@@ -134,7 +134,7 @@ class SaslCalls:
             )
 
     @staticmethod
-    def _log_in(session: Session, access: Access) -> None:
+    def _log_in(session: KafkaSession, access: Access) -> None:
         if access.revoked:
             raise LoginUnavailable("the login ended at this moment")
         if session.access is not None:
@@ -143,7 +143,7 @@ class SaslCalls:
         session.access, session.user = access, access.user
 
     @staticmethod
-    def _end(session: Session, reason: str) -> None:
+    def _end(session: KafkaSession, reason: str) -> None:
         """Close the connection after the answer; the reason is logged."""
         session.closing = reason
 

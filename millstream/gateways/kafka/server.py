@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from millstream.gateways.kafka.calls import Call, Handler, Session
+from millstream.failure_log import FailureLog
+from millstream.gateways.kafka.calls import Call, Handler, KafkaSession
 from millstream.gateways.kafka.protocol import (
     Api,
     BadRequest,
@@ -32,22 +33,24 @@ BEFORE_LOGIN_BYTES: Final = 64 * 1024  # of a request: anybody may send it
 
 
 class _Answer:
-    """The place of an answer in the order of a connection."""
+    """An answer in its position in the order of a connection."""
 
-    __slots__ = ("frame", "ready", "size", "task")
+    __slots__ = ("frame", "ready", "size", "stores", "task", "turn")
 
     def __init__(self, size: int) -> None:
         self.size = size  # of the request
         self.ready = False
+        self.stores = False  # its request is done also when nobody waits for the answer
         self.frame: memoryview | None = None  # None when ready: the request gets no answer
         self.task: asyncio.Task[None] | None = None
+        self.turn: asyncio.Future[None] | None = None  # what waits until it is the first
 
 
 class KafkaConnection:
     """Handles the frames of one connection; the listener calls `frame` and `lost`."""
 
     def __init__(
-        self, transport: Transport, session: Session, handlers: Mapping[Api, Handler]
+        self, transport: Transport, session: KafkaSession, handlers: Mapping[Api, Handler]
     ) -> None:
         self._transport = transport
         self._session = session
@@ -56,7 +59,10 @@ class KafkaConnection:
         self._closed = False
         self._paused = False
         self._max_frame = transport.max_frame
+        self._failures = FailureLog(_log)
         session.close = self._close
+        session.room = lambda: transport.room
+        transport.when_writable = self._give_turn
         if session.access is None:
             transport.max_frame = min(BEFORE_LOGIN_BYTES, transport.max_frame)
 
@@ -76,6 +82,7 @@ class KafkaConnection:
         except BadRequest as error:
             self._close(str(error))
             return
+        answer.stores = request.api is Api.PRODUCE
         answer.task = asyncio.get_running_loop().create_task(self._handle(request, answer))
         if len(self._answers) >= IN_FLIGHT_MAX and not self._paused:
             self._paused = True
@@ -87,22 +94,39 @@ class KafkaConnection:
         if self._session.access is not None:
             self._session.access.leave(self._session.close)
         for answer in self._answers:
-            if answer.task is not None:
+            if answer.task is not None and not answer.stores:
                 answer.task.cancel()
         self._answers.clear()
 
     async def _handle(self, request: Request, answer: _Answer) -> None:
         try:
+            if request.api is Api.FETCH:
+                await self._turn_of(answer)
             fields = await self._handlers[request.api](Call(request, self._session))
             frame = None if fields is None else self._encode(request, fields)
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
             # Without an answer a client would wait for a minute; closed, it connects again.
-            _log.exception("%s version %d failed", request.api.name, request.version)
+            self._failures.warn(error, "%s version %d failed", request.api.name, request.version)
             self._close("a request failed")
             return
         self._finish(answer, frame)
+
+    async def _turn_of(self, answer: _Answer) -> None:
+        """Return when all answers before this one are sent, and the client reads them.
+
+        Answers of Fetch are large: they must not gather behind one that waits for new records, nor
+        for a client that does not read.
+        """
+        while self._answers[0] is not answer or not self._transport.writable:
+            answer.turn = asyncio.get_running_loop().create_future()
+            await answer.turn
+
+    def _give_turn(self) -> None:
+        first = self._answers[0] if self._answers else None
+        if first is not None and first.turn is not None and not first.turn.done():
+            first.turn.set_result(None)
 
     @staticmethod
     def _encode(request: Request, fields: Mapping[str, Any]) -> memoryview:
@@ -112,12 +136,15 @@ class KafkaConnection:
         """Send what is ready, as far as all before it is."""
         answer.ready, answer.frame = True, frame
         answers = self._answers
+        if not answers:
+            return  # the connection is gone
         while answers and answers[0].ready:
             first = answers.popleft()
             if first.frame is None:
                 self._transport.release(first.size)
             else:
                 self._transport.send(first.frame, frees=first.size)
+        self._give_turn()
         if self._session.closing and not answers:
             self._close(self._session.closing)
         elif self._session.access is not None:

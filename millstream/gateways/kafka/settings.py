@@ -49,6 +49,15 @@ class KafkaSettings(GatewaySettings):
     default_partitions: int = declared(
         1, Declaration("Partitions of topics that clients create.", Form.NUMBER, TOPICS)
     )
+    default_replicas: int | None = declared(
+        None,
+        Declaration(
+            "Replicas of topics that clients create without saying how many.",
+            Form.NUMBER,
+            TOPICS,
+            default_text="3 on a cluster of three nodes or more, else 1",
+        ),
+    )
     values: ValueFormat = declared(
         ValueFormat.TOPIC,
         Declaration(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.errors import ConfigError, MillstreamError
 from millstream.gateways.kafka.calls import Call, Handler
-from millstream.gateways.kafka.catalog import Catalog
+from millstream.gateways.kafka.catalog import TopicCatalog
 from millstream.gateways.kafka.config_calls import ConfigCalls, answer_of, config_fields
 from millstream.gateways.kafka.kafka_topic import KafkaTopic, TopicRefused
 from millstream.gateways.kafka.protocol import Api, ErrorCode
@@ -53,6 +53,10 @@ class TopicDefaults(Protocol):
         """Of topics that are created without a number."""
 
     @property
+    def default_replicas(self) -> int | None:
+        """Of topics that are created without a number; None: 1."""
+
+    @property
     def max_frame(self) -> int:
         """The size of a request, and so of a batch."""
 
@@ -62,7 +66,7 @@ class TopicCalls:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: TopicCatalog,
         settings: TopicDefaults,
         *,
         node_id: int,
@@ -283,7 +287,7 @@ class TopicCalls:
                 f"or -1 for the default of {self._settings.default_partitions}",
             )
         if replicas == -1:
-            replicas = 1
+            replicas = self._settings.default_replicas or 1
         if not 1 <= replicas <= REPLICAS_MAX:
             raise TopicRefused(
                 ErrorCode.invalid_replication_factor,

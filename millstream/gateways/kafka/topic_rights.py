@@ -14,7 +14,7 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.gateways.kafka.calls import Call
-from millstream.gateways.kafka.catalog import Catalog
+from millstream.gateways.kafka.catalog import TopicCatalog
 from millstream.gateways.kafka.kafka_topic import KafkaTopic, TopicRefused
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.gateways.kafka.topic_names import BadName, topic_name_of
@@ -74,7 +74,7 @@ def may_see_name(access: Access, name: str) -> bool:
     )
 
 
-async def seen_topic(catalog: Catalog, access: Access, name: str) -> KafkaTopic:
+async def seen_topic(catalog: TopicCatalog, access: Access, name: str) -> KafkaTopic:
     """A topic that the user may know of; TopicRefused as Kafka does it."""
     topic = await catalog.find(name)
     if topic is None:
@@ -86,7 +86,7 @@ async def seen_topic(catalog: Catalog, access: Access, name: str) -> KafkaTopic:
     return topic
 
 
-async def managed_topic(catalog: Catalog, access: Access, name: str) -> KafkaTopic:
+async def managed_topic(catalog: TopicCatalog, access: Access, name: str) -> KafkaTopic:
     """A topic that the user may change and delete."""
     topic = await seen_topic(catalog, access, name)
     if not access.may_manage(topic.subjects):

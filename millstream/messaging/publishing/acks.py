@@ -42,10 +42,6 @@ class Acks:
         found = set(self.durabilities)
         return found.pop() if len(found) == 1 else "unknown"
 
-    def undemanded(self) -> Acks:
-        """The same for somebody who checks what is demanded at another place."""
-        return Acks(self._topic, self.durabilities, False, None, self._patience)
-
     def forget(self) -> None:
         """Another server may be less durable: until it is asked, nothing is known."""
         self.durabilities[:] = ["unknown"] * len(self.durabilities)

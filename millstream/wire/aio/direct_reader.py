@@ -35,13 +35,13 @@ from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers, unique_token
 from millstream.wire.range_cursor import Range, check_loss
 
-__all__ = ["DirectReader", "direct_batch", "open_range"]
+__all__ = ["NO_RESPONDERS", "DirectReader", "direct_batch", "open_range"]
 
 ANSWER_SECONDS: Final = 5.0
 # How often a reader that follows asks for new messages.
 POLL_SECONDS: Final = 0.2
 ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
-NO_RESPONDERS: Final = "503"
+NO_RESPONDERS: Final = "503"  # as a status: nobody serves the stream
 
 
 class DirectReader:

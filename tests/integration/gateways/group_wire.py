@@ -15,8 +15,8 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from millstream.errors import MillstreamError
-from millstream.gateways.kafka.calls import Call, Session
-from millstream.gateways.kafka.catalog import Catalog
+from millstream.gateways.kafka.calls import Call, KafkaSession
+from millstream.gateways.kafka.catalog import TopicCatalog
 from millstream.gateways.kafka.coordinator import Coordinator
 from millstream.gateways.kafka.group_calls import GroupCalls
 from millstream.gateways.kafka.protocol import VERSIONS, Api, read_request, write_response
@@ -68,8 +68,8 @@ class Wire:
     def __init__(
         self, coordinator: Coordinator, catalog: FakeCatalog, rights: Access | None = None
     ) -> None:
-        self._handlers = GroupCalls(coordinator, cast(Catalog, catalog), NODE).handlers()
-        self.session = Session("10.0.0.1", access=rights or access())
+        self._handlers = GroupCalls(coordinator, cast(TopicCatalog, catalog), NODE).handlers()
+        self.session = KafkaSession("10.0.0.1", access=rights or access())
         self.version: dict[Api, int] = {}  # other than the highest
 
     async def __call__(self, api: Api, version: int | None = None, **fields: Any) -> Any:

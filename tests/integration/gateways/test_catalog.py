@@ -212,3 +212,20 @@ async def test_a_topic_is_not_opened_while_it_is_deleted(kafka: Kafka, native: M
         await kafka.catalog.delete(topic)
     with pytest.raises(TopicRefused):
         await kafka.catalog.create("a b", TopicSettings())
+
+
+async def test_a_topic_is_deleted_while_a_partition_records_how_keys_were_sent(
+    kafka: Kafka, native: Mill
+) -> None:
+    await kafka.create("orders")
+    topic = await kafka.catalog.find("orders")
+    assert topic is not None
+    await kafka.catalog.log("orders", 0)
+    deleting = asyncio.create_task(kafka.catalog.delete(topic))
+    # It begins after the deletion did, and the partition is not closed before it has ended.
+    recording = asyncio.create_task(kafka.catalog.record_partitioner("orders", "murmur2"))
+    kafka.logs[0].recording = recording
+    async with asyncio.timeout(20):
+        await asyncio.gather(deleting, recording)
+    assert kafka.logs[0].closed == 1
+    assert await kafka.catalog.find("orders") is None

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.kafka_gateway import Gateway
-from tests.integration.gateways.kafka_contract.contract import BEHAVIOURS, observe, observed
-from tests.integration.gateways.kafka_contract.differences import expected
+from tests.integration.gateways.kafka_contract.contract import BEHAVIOURS, compared
 
 CLIENT = "confluent-kafka"
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_the_gateway_behaves_as_kafka_does(behaviour: str, kafka_gateway: Gateway) -> None:
-    seen = observe(behaviour, CLIENT, kafka_gateway.bootstrap)
-    assert seen == expected(behaviour, CLIENT, observed(behaviour, CLIENT))
+    seen, wanted = compared(behaviour, CLIENT, kafka_gateway.bootstrap)
+    assert seen == wanted

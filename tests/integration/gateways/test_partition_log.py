@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import millstream
 from millstream.gateways.kafka.batch_cache import BatchCache
 from millstream.gateways.kafka.checkpoints import Checkpoints
-from millstream.gateways.kafka.partition_log import OutOfRange, PartitionLog
+from millstream.gateways.kafka.partition_log import Appended, OutOfRange, PartitionLog
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.gateways.kafka.records import split_batches
 from millstream.gateways.overload import Books
@@ -24,7 +24,7 @@ TIME = 1_700_000_000_000
 
 
 @pytest.fixture(scope="module")
-def url() -> AsyncIterator[str]:
+def url() -> Iterator[str]:
     with running_broker() as broker:
         yield broker.url
 
@@ -47,13 +47,15 @@ async def open_log(mill: Mill, name: str, cache: int = 1 << 20, number: int = 0)
         return
 
     topic = await mill.topic(name, bytes)
-    parts = (Checkpoints(mill), None, BatchCache(cache), Books(), record)
-    log = PartitionLog(topic, number, *parts)
+    parts = (Checkpoints(mill), None, BatchCache(cache), Books())
+    log = PartitionLog(topic, number, *parts, record_partitioner=record)
     await log.open()
     return log
 
 
-async def append(log: PartitionLog, *values: str, producer: tuple[int, int, int] = (-1, -1, -1)):
+async def append(
+    log: PartitionLog, *values: str, producer: tuple[int, int, int] = (-1, -1, -1)
+) -> Appended:
     raw = batch_of([Row(b"k", value.encode(), TIME) for value in values], 0, producer)
     return await (await log.append(split_batches(raw, 1 << 20)[0]))
 
@@ -74,7 +76,9 @@ def values_of(data: bytes) -> dict[int, bytes]:
     return found
 
 
-async def read_all(log: PartitionLog, start: int | None = None, size: int = 1 << 20):
+async def read_all(
+    log: PartitionLog, start: int | None = None, size: int = 1 << 20
+) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     offset = log.start_offset if start is None else start
     while offset < log.end_offset:
@@ -200,7 +204,7 @@ async def test_offsets_never_repeat_when_counts_were_lost_unseen(mill: Mill, nam
     await log.close()
 
 
-async def test_a_gap_at_the_end_is_told_of(mill: Mill, name: str) -> None:
+async def test_a_gap_at_the_end_is_found(mill: Mill, name: str) -> None:
     topic = await mill.topic(name)
     for text in ("a", "b", "c", "d"):
         await topic.publish(text.encode(), "key")

@@ -18,7 +18,7 @@ from millstream.broker import Broker, Role, User
 from millstream.deadline import Deadline
 from millstream.gateways import access as access_module
 from millstream.gateways.access import Logins
-from millstream.gateways.kafka.calls import Call, Session
+from millstream.gateways.kafka.calls import Call, KafkaSession
 from millstream.gateways.kafka.protocol import Api, ErrorCode, api_versions
 from millstream.gateways.kafka.sasl_calls import SaslCalls
 from millstream.gateways.kafka.server import KafkaConnection
@@ -52,7 +52,7 @@ class Gateway:
     def __init__(self, listener: Listener, logins: Logins) -> None:
         self.listener = listener
         self.logins = logins
-        self.sessions: list[Session] = []
+        self.sessions: list[KafkaSession] = []
         self.handlers = {
             Api.API_VERSIONS: self._versions,
             Api.METADATA: self._metadata,
@@ -61,7 +61,7 @@ class Gateway:
         }
 
     def connected(self, transport: Transport) -> KafkaConnection:
-        session = Session(transport.host)
+        session = KafkaSession(transport.host)
         if not self.logins.required:
             session.access = self.logins.open_access()
         self.sessions.append(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from kio.serial import entity_reader, entity_writer
 
 import millstream
 from millstream.gateways.access import Access
-from millstream.gateways.kafka.calls import Call, Session
-from millstream.gateways.kafka.catalog import Catalog, KafkaTopic
+from millstream.gateways.kafka.calls import Call, KafkaSession
+from millstream.gateways.kafka.catalog import KafkaTopic, TopicCatalog
 from millstream.gateways.kafka.protocol import (
     VERSIONS,
     Api,
@@ -63,8 +64,11 @@ class FakeLog:
         self.failed = False
         self.closed = 0
         self.leader_epoch = 3
+        self.recording: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
+        if self.recording is not None:
+            await self.recording
         self.closed += 1
 
 
@@ -72,6 +76,7 @@ class FakeLog:
 class Defaults:
     auto_create: bool = True
     default_partitions: int = 2
+    default_replicas: int | None = None
     max_frame: int = 1024 * 1024 * 16
 
 
@@ -80,7 +85,7 @@ class Kafka:
     """A gateway without its server: requests and answers go over the wire and back."""
 
     calls: TopicCalls
-    catalog: Catalog
+    catalog: TopicCatalog
     logs: list[FakeLog] = field(default_factory=list)
     access: Access = field(default_factory=lambda: Access("", Rights("", "")))
 
@@ -91,7 +96,7 @@ class Kafka:
     async def ask(self, api: Api, version: int | None = None, /, **fields: Any) -> Any:
         version = VERSIONS[api][1] if version is None else version
         request = read_request(_request(api, version, fields))
-        session = Session("127.0.0.1", access=self.access)
+        session = KafkaSession("127.0.0.1", access=self.access)
         answer = await self.calls.handlers()[api](Call(request, session))
         assert answer is not None
         frame = bytes(write_response(api, version, 1, answer))
@@ -208,7 +213,7 @@ async def make(mill: Mill) -> AsyncIterator[MakeKafka]:
             logs.append(FakeLog(topic, index))
             return logs[-1]
 
-        catalog = Catalog(mill, make_log, **limits)
+        catalog = TopicCatalog(mill, make_log, **limits)
         calls = TopicCalls(
             catalog,
             defaults or Defaults(),

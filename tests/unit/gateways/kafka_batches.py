@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.record._crecords import DefaultRecordBatchBuilder
 from crc32c import crc32c
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.11, for how it finds files
-    from kafka.record import MemoryRecords
-    from kafka.record.default_records import DefaultRecordBatchBuilder as PythonBuilder
+from tests.kafka_python import DefaultRecordBatchBuilder as PythonBuilder
+from tests.kafka_python import MemoryRecords
 
 __all__ = [
     "CODECS",
@@ -95,7 +92,7 @@ def number(value: int) -> bytes:
 
 def record(**parts: Any) -> bytes:
     """A record of parts that may be wrong; each is bytes or a number."""
-    usual = {
+    usual: dict[str, bytes | int] = {
         "attributes": b"\0",
         "time": 0,
         "offset": 0,

@@ -39,7 +39,7 @@ PRODUCE = list(range(3, 10))
 def request(api: Api, version: int, body: Any, client: str | None = "me") -> bytes:
     """A request as a client of kio writes it."""
     kind = load_request_schema(int(api), version)
-    header = kind.__header_schema__
+    header: Any = kind.__header_schema__
     known = {
         "request_api_key": int(api),
         "request_api_version": version,
@@ -53,7 +53,7 @@ def request(api: Api, version: int, body: Any, client: str | None = "me") -> byt
 
 
 def produce(version: int, topics: int = 1, partitions: int = 1, records: bytes = b"xyz") -> bytes:
-    kind = load_request_schema(0, version)
+    kind: Any = load_request_schema(0, version)
     topic = kind.__dataclass_fields__["topic_data"].type.__args__[0]
     part = topic.__dataclass_fields__["partition_data"].type.__args__[0]
     data = tuple(
@@ -124,7 +124,8 @@ def test_a_produce_request_that_ends_anywhere_is_refused(version: int) -> None:
 
 
 def test_a_client_may_have_no_name() -> None:
-    body = load_request_schema(12, 0)(group_id="g", generation_id=1, member_id="m")
+    kind: Any = load_request_schema(12, 0)
+    body = kind(group_id="g", generation_id=1, member_id="m")
     assert read_request(request(Api.HEARTBEAT, 0, body, client=None)).client_id == ""
 
 

@@ -61,12 +61,6 @@ def test_a_role_allows_at_a_gateway_what_it_allows_at_the_broker(
     assert deeds(of_user(**values), topic) == allowed
 
 
-def test_only_those_that_read_everything_may_read_everything() -> None:
-    assert of_user(role=Role.APP).may_read_all()
-    assert of_user(role=Role.READER).may_read_all()
-    assert not of_user(topics=("orders",)).may_read_all()
-
-
 def test_a_user_joins_groups_of_its_own_and_those_it_was_given() -> None:
     bounded = of_user(topics=("orders",), subscriptions=(("orders", "audit"),))
     reader = of_user(role=Role.READER)

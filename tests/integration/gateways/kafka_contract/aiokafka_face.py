@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 from aiokafka import (
@@ -49,9 +50,18 @@ class _Loop:
             raise Failure(int(code), f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(SECONDS)
         self._loop.close()
+
+
+async def _end_tasks() -> None:
+    """End what a call left behind that took too long."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class _Assigned(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -85,7 +95,11 @@ class AioKafkaMember:
 
         async def make() -> AIOKafkaConsumer:
             consumer = AIOKafkaConsumer(**given)
-            await consumer.start()
+            try:
+                await consumer.start()
+            except BaseException:
+                await consumer.stop()
+                raise
             return consumer
 
         self.consumer = loop.run(make())
@@ -137,8 +151,8 @@ class AioKafkaAdmin:
     def _call(self, work: Callable[[Any], Awaitable[T]]) -> T:
         async def call() -> T:
             admin = AIOKafkaAdminClient(bootstrap_servers=self._bootstrap)
-            await admin.start()
             try:
+                await admin.start()
                 return await work(admin)
             finally:
                 await admin.close()
@@ -226,7 +240,9 @@ class AioKafka:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
+        self._open = ExitStack()  # what is closed at the end, also when a behaviour failed
         self._loop = _Loop()
+        self._open.callback(self._loop.close)
 
     def produce(
         self,
@@ -250,8 +266,8 @@ class AioKafka:
 
         async def work() -> list[Any]:
             producer = AIOKafkaProducer(**given)
-            await producer.start()
             try:
+                await producer.start()
                 sent = [
                     await producer.send(
                         topic,
@@ -274,7 +290,7 @@ class AioKafka:
     def reader(
         self, topic: str, starts: Mapping[int, Where], settings: Settings | None = None
     ) -> AioKafkaMember:
-        member = AioKafkaMember(topic, self._bootstrap, settings or Settings(), self._loop)
+        member = self._member(topic, settings or Settings())
         places = {number: TopicPartition(topic, number) for number in starts}
 
         async def begin() -> None:
@@ -291,7 +307,7 @@ class AioKafka:
         return member
 
     def join(self, topic: str, settings: Settings) -> AioKafkaMember:
-        member = AioKafkaMember(topic, self._bootstrap, settings, self._loop)
+        member = self._member(topic, settings)
 
         async def begin() -> None:
             member.consumer.subscribe([topic], listener=_Assigned())
@@ -299,8 +315,13 @@ class AioKafka:
         self._loop.run(begin())
         return member
 
+    def _member(self, topic: str, settings: Settings) -> AioKafkaMember:
+        member = AioKafkaMember(topic, self._bootstrap, settings, self._loop)
+        self._open.callback(member.close)  # closing it twice does no harm
+        return member
+
     def _ask(self, topic: str, work: Callable[[Any], Awaitable[T]]) -> T:
-        member = AioKafkaMember(topic, self._bootstrap, Settings(), self._loop)
+        member = self._member(topic, Settings())
 
         async def ask() -> T:
             return await work(member.consumer)
@@ -325,7 +346,7 @@ class AioKafka:
         return AioKafkaAdmin(self._bootstrap, self._loop)
 
     def close(self) -> None:
-        self._loop.close()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

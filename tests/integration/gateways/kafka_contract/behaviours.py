@@ -52,10 +52,10 @@ def new_name(prefix: str = "t") -> str:
 
 
 def made(client: Client, partitions: int = 1, **config: str) -> str:
-    """A new topic that clients can use already."""
+    """A new topic that clients can use already; it keeps records of any time."""
     topic = new_name()
     admin = client.admin()
-    admin.create(topic, partitions, 1, **config)
+    admin.create(topic, partitions, 1, **{"retention_ms": "-1", **config})
     eventually(lambda: tried(lambda: admin.partitions(topic)) == partitions)
     return topic
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, Self
 
@@ -137,10 +137,9 @@ class ConfluentAdmin:
         return sorted(self._admin.list_topics(timeout=SECONDS).topics)
 
     def partitions(self, topic: str) -> int:
-        found = self._admin.list_topics(topic, timeout=SECONDS).topics[topic]
-        if found.error:
-            raise _failure(found.error)
-        return len(found.partitions)
+        # Not by `list_topics`: it makes a topic that is missing, and may see it then or not yet.
+        asked = kafka.TopicCollection([topic])
+        return len(self._wait(self._admin.describe_topics(asked)).partitions)
 
     def grow(self, topic: str, partitions: int) -> None:
         self._wait(self._admin.create_partitions([admin.NewPartitions(topic, partitions)]))
@@ -209,6 +208,7 @@ class Confluent:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
+        self._open = ExitStack()  # what is closed at the end, also when a behaviour failed
 
     def produce(
         self,
@@ -258,7 +258,7 @@ class Confluent:
     def reader(
         self, topic: str, starts: Mapping[int, Where], settings: Settings | None = None
     ) -> ConfluentMember:
-        member = ConfluentMember(topic, self._bootstrap, settings or Settings())
+        member = self._member(topic, settings or Settings())
         member.consumer.assign(
             [
                 TopicPartition(topic, number, at if isinstance(at, int) else STARTS[at])
@@ -268,12 +268,17 @@ class Confluent:
         return member
 
     def join(self, topic: str, settings: Settings) -> ConfluentMember:
-        member = ConfluentMember(topic, self._bootstrap, settings)
+        member = self._member(topic, settings)
         member.consumer.subscribe([topic])
         return member
 
+    def _member(self, topic: str, settings: Settings) -> ConfluentMember:
+        member = ConfluentMember(topic, self._bootstrap, settings)
+        self._open.callback(member.close)  # closing it twice does no harm
+        return member
+
     def ends(self, topic: str, partition: int) -> tuple[int, int]:
-        member = ConfluentMember(topic, self._bootstrap, Settings())
+        member = self._member(topic, Settings())
         try:
             with _failures():
                 place = TopicPartition(topic, partition)
@@ -283,7 +288,7 @@ class Confluent:
         return int(low), int(high)
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
-        member = ConfluentMember(topic, self._bootstrap, Settings())
+        member = self._member(topic, Settings())
         try:
             with _failures():
                 asked = TopicPartition(topic, partition, time_ms)
@@ -296,7 +301,7 @@ class Confluent:
         return ConfluentAdmin(self._bootstrap)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

@@ -22,10 +22,11 @@ from tests.integration.gateways.kafka_contract import (  # noqa: F401 -- they re
 from tests.integration.gateways.kafka_contract.aiokafka_face import AioKafka
 from tests.integration.gateways.kafka_contract.behaviours import BEHAVIOURS
 from tests.integration.gateways.kafka_contract.confluent_face import Confluent
-from tests.integration.gateways.kafka_contract.face import Make
+from tests.integration.gateways.kafka_contract.differences import Refusal, expected
+from tests.integration.gateways.kafka_contract.face import Failure, Make
 from tests.integration.gateways.kafka_contract.kafka_python_face import KafkaPython
 
-__all__ = ["BEHAVIOURS", "CLIENTS", "observe", "observed"]
+__all__ = ["BEHAVIOURS", "CLIENTS", "compared", "observe", "observed"]
 
 CLIENTS: Final[dict[str, Make]] = {
     "confluent-kafka": Confluent,
@@ -45,6 +46,17 @@ def observed(behaviour: str, client: str) -> Any:
     """What the client saw of real Kafka."""
     found = json.loads(FILE.read_text(encoding="utf-8"))[behaviour]
     return found.get(client, found.get("all"))
+
+
+def compared(behaviour: str, client: str, bootstrap: str) -> tuple[Any, Any]:
+    """What a gateway shows, and what Kafka showed, except for the wanted differences."""
+    wanted = expected(behaviour, client, observed(behaviour, client))
+    try:
+        return observe(behaviour, client, bootstrap), wanted
+    except Failure as refused:
+        if not isinstance(wanted, Refusal):
+            raise
+        return Refusal(refused.code), wanted
 
 
 def _together(seen: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
-
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import ConfigResource, NewPartitions, NewTopic
-from kafka.errors import BrokerResponseError, KafkaError, for_code
-from kafka.structs import OffsetAndMetadata
 
 from tests.integration.gateways.kafka_contract.face import (
     Failure,
@@ -18,6 +13,19 @@ from tests.integration.gateways.kafka_contract.face import (
     Record,
     Settings,
     Where,
+)
+from tests.kafka_python import (
+    BrokerResponseError,
+    ConfigResource,
+    KafkaAdminClient,
+    KafkaConsumer,
+    KafkaError,
+    KafkaProducer,
+    NewPartitions,
+    NewTopic,
+    OffsetAndMetadata,
+    TopicPartition,
+    for_code,
 )
 
 __all__ = ["KafkaPython"]
@@ -207,6 +215,7 @@ class KafkaPython:
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
+        self._open = ExitStack()  # what is closed at the end, also when a behaviour failed
 
     def produce(
         self,
@@ -251,7 +260,7 @@ class KafkaPython:
     def reader(
         self, topic: str, starts: Mapping[int, Where], settings: Settings | None = None
     ) -> KafkaPythonMember:
-        member = KafkaPythonMember(topic, self._bootstrap, settings or Settings())
+        member = self._member(topic, settings or Settings())
         places = {number: TopicPartition(topic, number) for number in starts}
         member.consumer.assign(list(places.values()))
         for number, at in starts.items():
@@ -264,13 +273,18 @@ class KafkaPython:
         return member
 
     def join(self, topic: str, settings: Settings) -> KafkaPythonMember:
-        member = KafkaPythonMember(topic, self._bootstrap, settings)
+        member = self._member(topic, settings)
         member.consumer.subscribe([topic])
+        return member
+
+    def _member(self, topic: str, settings: Settings) -> KafkaPythonMember:
+        member = KafkaPythonMember(topic, self._bootstrap, settings)
+        self._open.callback(member.close)  # closing it twice does no harm
         return member
 
     def ends(self, topic: str, partition: int) -> tuple[int, int]:
         place = TopicPartition(topic, partition)
-        member = KafkaPythonMember(topic, self._bootstrap, Settings())
+        member = self._member(topic, Settings())
         try:
             with _failures():
                 low = member.consumer.beginning_offsets([place])[place]
@@ -281,7 +295,7 @@ class KafkaPython:
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
         place = TopicPartition(topic, partition)
-        member = KafkaPythonMember(topic, self._bootstrap, Settings())
+        member = self._member(topic, Settings())
         try:
             with _failures():
                 found = member.consumer.offsets_for_times({place: time_ms})[place]
@@ -293,7 +307,7 @@ class KafkaPython:
         return KafkaPythonAdmin(self._bootstrap)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,171 @@
+"""A partition of the gateway whose events are removed while it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from millstream.gateways.kafka.offset_index import OffsetIndex
+from millstream.gateways.kafka.partition_log import OutOfRange
+from millstream.gateways.kafka.producer_state import SentBatch
+from millstream.gateways.kafka.protocol import ErrorCode
+from millstream.mill import Mill
+from tests.faults.supervisor import until
+from tests.integration.gateways.partition_kit import (
+    AGAIN,
+    Client,
+    Current,
+    kill,
+    mill,
+    name,
+    open_log,
+    progress,
+    send,
+    start,
+    url,
+)
+
+__all__ = ["mill", "name", "url"]
+
+pytestmark = pytest.mark.timeout(120)  # what is broken here hangs
+
+
+async def test_appends_go_on_while_everything_is_purged(mill: Mill, name: str) -> None:
+    current = Current(mill, name)
+    clients = [Client(number) for number in range(1, 6)]
+    working = True
+
+    async def work(client: Client) -> None:
+        for first in itertools.count(0, 3):
+            if not working:
+                return
+            await client.send(current, first, 3)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(work(client))
+        for _ in range(8):
+            await progress(clients, 60)
+            await mill.jetstream.purge_stream(name)
+        working = False
+    offsets = [offset for client in clients for offset in client.stored.values()]
+    assert len(set(offsets)) == len(offsets)
+    for client in clients:
+        own = list(client.stored.values())
+        assert own == sorted(own)
+    log = await current()
+    await log.close()
+
+
+async def test_a_producer_goes_on_when_what_it_sent_is_gone_uncounted(
+    mill: Mill, name: str
+) -> None:
+    log = await open_log(mill, name)
+    assert (await send(log, "a", producer=(7, 0, 0))).base_offset == 0
+    await log.offsets.save()
+    assert (await send(log, "b", "c", producer=(7, 0, 1))).base_offset == 1
+    await kill(log)
+    await mill.jetstream.purge_stream(name)
+    log = await open_log(mill, name)
+    end = log.end_offset
+    copy = await send(log, "a", producer=(7, 0, 0))
+    assert (copy.error, copy.base_offset) == (ErrorCode.none, 0)
+    answer = await send(log, "d", producer=(7, 0, 3))
+    assert answer.error is ErrorCode.none, answer
+    assert answer.base_offset >= end > 2
+    gap = await send(log, "f", producer=(7, 0, 5))
+    assert gap.error is ErrorCode.out_of_order_sequence_number
+    await log.close()
+
+
+async def test_a_producer_that_was_silent_meanwhile_goes_on_after_more_restarts(
+    mill: Mill, name: str
+) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a", producer=(7, 0, 0))
+    await log.offsets.save()
+    await send(log, "b", producer=(7, 0, 1))
+    await kill(log)
+    await mill.jetstream.purge_stream(name)
+    for _ in range(2):
+        log = await open_log(mill, name)
+        await send(log, "other")
+        await log.close()
+    log = await open_log(mill, name)
+    answer = await send(log, "c", producer=(7, 0, 2))
+    assert answer.error is ErrorCode.none, answer
+    await log.close()
+
+
+async def test_who_waits_for_a_message_that_is_removed_is_woken(mill: Mill, name: str) -> None:
+    log = await open_log(mill, name)
+    offsets = log.offsets
+    offsets._tasks[0].cancel()  # the follower is slow
+    topic = await mill.topic(name)
+    for text in (b"1", b"2", b"3"):
+        await topic.publish(text, "k")
+    waiting = asyncio.create_task(offsets.known(3))
+    woken = asyncio.Event()
+    log.watch(woken.set)
+    await asyncio.sleep(0)
+    await mill.jetstream.purge_stream(name)
+    await log.look_at_head()
+    async with asyncio.timeout(10):
+        await waiting
+        await woken.wait()
+    await log.close()
+
+
+@pytest.mark.parametrize("how", ["purge", "delete"])
+async def test_an_append_whose_pack_is_removed_before_it_is_counted_is_answered(
+    mill: Mill, name: str, how: str
+) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a")
+    offsets = log.offsets
+    taken = offsets._consumer.take_now  # type: ignore[union-attr]
+    offsets._consumer.take_now = lambda _: []  # type: ignore[union-attr, method-assign]
+    topic = await mill.topic(name)
+    await topic.publish(b"between", "k")
+
+    async def stored(count: int) -> bool:
+        return (await mill.jetstream.stream_info(name)).state.last_seq >= count
+
+    answer = await start(log, "b", producer=(7, 0, 0))
+    await until(lambda: stored(4))
+    last = (await mill.jetstream.stream_info(name)).state.last_seq
+    if how == "purge":
+        await mill.jetstream.purge_stream(name)
+    else:
+        for sequence in range(1, last + 1):
+            await mill.jetstream.delete_message(name, sequence)
+    offsets._consumer._pull.take_now(10)  # type: ignore[union-attr]  # they never arrive
+    offsets._consumer.take_now = taken  # type: ignore[union-attr, method-assign]
+    async with asyncio.timeout(30):
+        assert (await answer).error in {ErrorCode.none, *AGAIN}
+    async with asyncio.timeout(30):
+        assert (await send(log, "c")).error in {ErrorCode.none, *AGAIN}
+    await log.close()
+
+
+async def test_a_log_that_lost_everything_goes_on_with_offsets_that_nobody_had(
+    mill: Mill, name: str
+) -> None:
+    log = await open_log(mill, name)
+    await kill(log)
+    # What a gateway would have saved of a log whose head was removed, before the broker lost it.
+    log.offsets.index = OffsetIndex(100, 500)
+    log.offsets.producers.stored(SentBatch(7, 0, 0, 0), 500)
+    log.offsets.index.add_pack(3)
+    await log.offsets.save()
+    log = await open_log(mill, name)
+    assert log.start_offset == log.end_offset > 503
+    assert log.leader_epoch == 1
+    answer = await send(log, "y", producer=(7, 0, 5))
+    assert answer.error is ErrorCode.none, answer
+    assert answer.base_offset > 503
+    with pytest.raises(OutOfRange):
+        await log.read(501, 100)
+    await log.close()
