@@ -9,6 +9,7 @@ from tests.faults import side_doors, sparked
 from tests.faults.clustered import CLUSTERED, LEADERS, PARTITIONED, PARTITIONS
 from tests.faults.disk import can_mount
 from tests.faults.hardware import FLIPPED, MOUNTED
+from tests.faults.kafka import KAFKA, KAFKA_KINDS
 from tests.faults.kafka_clients import KAFKA_CLIENT_KINDS, KAFKA_CLIENTS, can_kafka
 from tests.faults.nemesis import BROKER, CLIENTS, NETWORK
 from tests.faults.network import can_partition
@@ -30,6 +31,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **MOUNTED,
     **SPARKED,
     **KAFKA_CLIENTS,
+    **KAFKA,
 }
 # The kinds of fault that every run of a scenario must include, however short it is.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
@@ -56,12 +58,13 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "full-disk": ("disk full",),
     "spark": sparked.KINDS,
     **KAFKA_CLIENT_KINDS,
+    **KAFKA_KINDS,
 }
 _NEEDS: Final[dict[str, Callable[[], str | None]]] = {
     **dict.fromkeys(PARTITIONED, can_partition),
     **dict.fromkeys(MOUNTED, can_mount),
     **dict.fromkeys(SPARKED, can_spark),
-    **dict.fromkeys(KAFKA_CLIENTS, can_kafka),
+    **dict.fromkeys((*KAFKA_CLIENTS, *KAFKA), can_kafka),
 }
 
 

@@ -27,9 +27,11 @@ __all__ = ["read_all"]
 BURST: Final = 30  # values handed over at a time, at most
 IN_FLIGHT: Final = 500  # values without an answer, at most
 FLUSH_SECONDS: Final = 50.0  # for the last answers; who ends it waits a little longer
-COMMIT_EVERY: Final = 50  # records
+READ: Final = 50  # records at a time
+COMMIT_EVERY: Final = 200  # records: at most moments there is something that is not committed
 COMMIT_SECONDS: Final = 0.5  # after a smaller number
 LOOK_SECONDS: Final = 0.2  # between two look-ups of the committed offsets
+LOOK_TIMEOUT: Final = 1.0  # while the gateway is away
 POLL: Final = 0.1
 QUICK: Final = {
     "reconnect.backoff.ms": 20,
@@ -207,7 +209,7 @@ def consume(load: Load) -> None:
     count, since = 0, time.monotonic()
     while not load.stopping:
         load.check()
-        messages = consumer.consume(COMMIT_EVERY, POLL)
+        messages = consumer.consume(READ, POLL)
         pending.update(_note_seen(load, messages))
         count += len(messages)
         if pending and (count >= COMMIT_EVERY or time.monotonic() > since + COMMIT_SECONDS):
@@ -249,7 +251,7 @@ def follow(load: Load) -> None:
         if time.monotonic() > looked + LOOK_SECONDS:
             start = time.monotonic_ns()
             try:
-                found = consumer.committed(parts, timeout=5)
+                found = consumer.committed(parts, timeout=LOOK_TIMEOUT)
             except kafka.KafkaException:  # the gateway is away
                 continue
             finally:

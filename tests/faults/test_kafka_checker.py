@@ -120,6 +120,25 @@ def test_an_event_with_two_offsets_is_found_even_if_one_is_removed() -> None:
     assert check_names(sent(1, 3), log(1)).problems["doubled"] == 1
 
 
+def test_what_was_removed_before_anybody_got_an_answer_may_be_stored_again() -> None:
+    asked, told = sent(1, 7)
+    seen, removed = read("r", (0, name(1))), {"what": "removed", "who": "x", "partition": 0}
+    final = [Seen(0, 7, name(1))]
+    for records, is_true in (
+        ([asked, seen, removed, told], True),
+        ([asked, seen, told, removed], False),
+        ([removed, asked, seen, told], False),
+        ([asked, seen, {**removed, "partition": 1}, told], False),
+        ([asked, seen, removed, told, read("r", (9, name(1)))], False),
+    ):
+        found = check_names(records, final)
+        assert {*found.problems} == (set() if is_true else {"doubled"})
+        assert found.counts["stored again"] or not is_true
+    others = [*sent(2, 1), *sent(3, 9), read("r", (1, name(2)), (9, name(3)))]
+    others = [asked, seen, *others, removed, told]
+    assert check_produced(others, [Seen(0, 7, name(1)), Seen(0, 9, name(3))], {0: 5}).sound
+
+
 def test_changed_bytes_are_found() -> None:
     assert check_names([read("r", (0, None))], []).problems == {"corrupt": 1}
     assert check_names([], [Seen(0, 0, None)]).problems == {"corrupt": 1}

@@ -308,6 +308,7 @@ class PartitionOffsets:
 
     def _gap(self, sequence: int) -> None:
         """Messages before this one are missing: deleted, or never counted."""
+        before = self.index.end_offset
         self.index.add_run(sequence, NO_EVENTS)
         own = any(waited < sequence for waited, _ in self._passed)
         if own:
@@ -317,7 +318,7 @@ class PartitionOffsets:
         if own or self._after_gap:
             self.producers.lost_track()
         if self._after_gap:
-            self._skipped = sequence, self.index.end_offset
+            self._skipped = sequence, before  # what is missing may be claims, without any event
             self.index.skip_to(self._after_gap)
             self._after_gap = 0
 
@@ -327,13 +328,13 @@ class PartitionOffsets:
             return
         (first, least), (offset, sequence) = self._skipped, pack.place
         if first <= sequence <= self.index.next_sequence:
+            base = self.index.base_offset(first)
             lower = self.index.base_offset(sequence) - offset
-            if 0 < lower <= self.index.base_offset(first) - least:
+            if 0 < lower <= base - least:
                 self.index.lower(first, lower)
+                self.producers.lower(base, lower)
                 self._after_gap = self._reserved  # there may be another gap
             self._skipped = None
-        elif pack.events:
-            self._skipped = None  # what is known of its batches by now would be wrong
 
     def _grown(self) -> None:
         following = self.index.next_sequence

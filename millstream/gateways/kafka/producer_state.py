@@ -180,6 +180,15 @@ class ProducerStates:
             if not left:
                 del self._stored[number]
 
+    def lower(self, offset: int, by: int) -> None:
+        """The offsets from this one on are smaller by so many."""
+        for producer in self._stored.values():
+            moved = [
+                one._replace(offset=one.offset - by) if one.offset >= offset else one
+                for one in producer.batches
+            ]
+            producer.batches = deque(moved, maxlen=COPIES_MAX)
+
     def lost_track(self) -> None:
         """Batches may be stored that nobody saw: of each producer, whatever follows is taken."""
         for producer in self._stored.values():

@@ -15,6 +15,7 @@ from bench.kafka_gateway import Gateway
 from bench.kafka_peer import KafkaServer, end_with_parent
 from millstream.mill import connect
 from millstream.testing import running_broker
+from tests.integration.gateways.kafka_contract.behaviours import eventually
 
 SECONDS = 120.0  # kcat waits for ever where a server does not move it on
 FROM_START = ("-C", "-q", "-e", "-o", "beginning")
@@ -146,7 +147,9 @@ def test_it_ends_after_a_gap_at_the_end_of_a_log_of_kafka(real_kafka: KafkaServe
     producer.produce(topic, b"never committed")
     producer.flush(60)
     producer.abort_transaction(60)
-    # The record that was aborted, and the mark that says so.
+    # The record that was aborted, and the mark that says so; Kafka writes that after its answer.
+    asked = (real_kafka.bootstrap, "-Q", "-t", f"{topic}:0:-1")
+    assert eventually(lambda: lines(*asked)[0].endswith("offset 8"))
     ends_after_a_gap(real_kafka.bootstrap, topic, 6, 8)
 
 

@@ -22,6 +22,7 @@ from tests.integration.gateways.partition_kit import (
     name,
     open_log,
     progress,
+    read_all,
     send,
     start,
     url,
@@ -168,4 +169,73 @@ async def test_a_log_that_lost_everything_goes_on_with_offsets_that_nobody_had(
     assert answer.base_offset > 503
     with pytest.raises(OutOfRange):
         await log.read(501, 100)
+    await log.close()
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_what_is_left_keeps_its_offsets_when_others_are_gone_uncounted(
+    mill: Mill, name: str, native: bool, restarts: bool
+) -> None:
+    log = await open_log(mill, name)
+    topic = await mill.topic(name, bytes)
+    await send(log, "first", producer=(7, 0, 0))
+    await log.offsets.save()
+    places: dict[str, int] = {"first": 0}
+    for number in range(1, 9):
+        texts = [f"{number}.{row}" for row in range(number)]
+        sent = sum(range(number)) + 1
+        if native:  # the gateway may or may not have counted it when it stores its pack
+            await topic.publish(b"native", "k")
+        answer = await send(log, *texts, producer=(7, 0, sent))
+        places |= {text: answer.base_offset + row for row, text in enumerate(texts)}
+        if restarts and number % 3 == 0:
+            await kill(log)
+            log = await open_log(mill, name)
+    await log.offsets.known((await topic.info()).partitions[0].last_offset)
+    before = await read_all(log)
+    end = log.end_offset
+    assert {text: offset for offset, text in before.items() if text != "native"} == places
+    await kill(log)
+    middle = log.offsets.index.sequence_of(places["6.0"])
+    await mill.jetstream.purge_stream(name, {"seq": middle})
+    for _ in range(2):
+        log = await open_log(mill, name)
+        after = await read_all(log)
+        assert after == {offset: text for offset, text in before.items() if offset >= min(after)}
+        assert (log.end_offset, min(after)) == (end, places["6.0"])
+        copy = await send(log, *(f"8.{row}" for row in range(8)), producer=(7, 0, 29))
+        assert copy.base_offset == places["8.0"]
+        await kill(log)
+    log = await open_log(mill, name)
+    assert (await send(log, "next", producer=(7, 0, 37))).base_offset == end
+    await log.close()
+
+
+async def test_what_nobody_can_tell_the_offsets_of_gets_new_ones(mill: Mill, name: str) -> None:
+    log = await open_log(mill, name)
+    await send(log, "first")
+    await log.offsets.save()
+    end = (await send(log, *"abc")).base_offset + 3
+    await kill(log)
+    for text in (b"1", b"2"):
+        await (await mill.topic(name)).publish(text, "k")
+    await mill.jetstream.purge_stream(name, {"seq": 4})
+    log = await open_log(mill, name)
+    assert min(await read_all(log)) >= end
+    await log.close()
+
+
+async def test_what_follows_a_claim_that_is_gone_keeps_its_offset(mill: Mill, name: str) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a")
+    await log.offsets.save()
+    await kill(log)
+    log = await open_log(mill, name)
+    assert (await send(log, "b")).base_offset == 1
+    await kill(log)
+    await mill.jetstream.purge_stream(name, {"seq": 4})  # the second claim and all before it
+    log = await open_log(mill, name)
+    assert await read_all(log) == {1: "b"}
+    assert (await send(log, "c")).base_offset == 2
     await log.close()

@@ -177,3 +177,16 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         OffsetIndex.restored(parts[::-1], index.next_sequence, index.end_offset)
     with pytest.raises(ValueError, match="order"):
         OffsetIndex.restored(parts, 3, index.end_offset)
+
+
+def test_offsets_from_a_message_on_can_be_made_smaller() -> None:
+    index = OffsetIndex()
+    index.add_pack(3)
+    index.add_run(4)
+    index.skip_to(100)
+    index.add_pack(2)
+    index.add_plain(0)
+    index.lower(4, 90)
+    assert [index.base_offset(sequence) for sequence in range(1, 7)] == [0, 3, 4, 10, 12, 13]
+    assert index.end_offset == 13
+    assert [index.sequence_of(offset) for offset in (2, 4, 9, 10, 12)] == [1, 3, 3, 4, 5]

@@ -159,3 +159,34 @@ def test_a_batch_is_never_stored_twice_nor_after_a_gap(first: int) -> None:
         states.stored(one, 0)
         assert states.judge(one).verdict is Verdict.STORED
         expected = (one.last + 1) % 2**31
+
+
+def test_when_batches_may_be_stored_unseen_whatever_follows_is_taken_once() -> None:
+    states = filled(3)
+    states.lost_track()
+    kept = ProducerStates()
+    kept.restore(states.kept())
+    for one in (states, kept):
+        assert one.judge(batch(20, 29)).verdict is Verdict.STORED
+        assert one.judge(batch(30, 39)).verdict is Verdict.NEW
+        assert one.judge(batch(70, 79)).verdict is Verdict.NEW
+        assert one.judge(batch(7, 8, epoch=1)).verdict is Verdict.NEW
+        assert error_of(one, batch(5, 6)) is ErrorCode.duplicate_sequence_number
+        one.accept(batch(70, 79), None)
+        assert one.judge(batch(80, 89)).verdict is Verdict.NEW
+        assert error_of(one, batch(90, 99)) is ErrorCode.out_of_order_sequence_number
+        one.settle(batch(70, 79))
+        one.stored(batch(70, 79), 700)
+        assert error_of(one, batch(90, 99)) is ErrorCode.out_of_order_sequence_number
+        one.lost_track()
+        one.cut(300)
+        assert one.judge(batch(20, 29)).verdict is Verdict.STORED
+        one.cut(0)
+        assert list(one.kept()) == []
+
+
+def test_the_offsets_of_stored_batches_can_be_made_smaller() -> None:
+    states = filled(3)
+    states.lower(100, 40)
+    offsets = [states.judge(batch(first, first + 9)).offset for first in (0, 10, 20)]
+    assert offsets == [0, 60, 160]
