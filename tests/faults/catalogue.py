@@ -9,8 +9,7 @@ from tests.faults import side_doors, sparked
 from tests.faults.clustered import CLUSTERED, LEADERS, PARTITIONED, PARTITIONS
 from tests.faults.disk import can_mount
 from tests.faults.hardware import FLIPPED, MOUNTED
-from tests.faults.kafka import KAFKA, KAFKA_KINDS
-from tests.faults.kafka_clients import KAFKA_CLIENT_KINDS, KAFKA_CLIENTS, can_kafka
+from tests.faults.kafka import KAFKA, KAFKA_KINDS, can_kafka
 from tests.faults.nemesis import BROKER, CLIENTS, NETWORK
 from tests.faults.network import can_partition
 from tests.faults.scenarios import EVERYTHING, LEASED, PAUSED, SINGLE, Scenario
@@ -30,7 +29,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **PARTITIONED,
     **MOUNTED,
     **SPARKED,
-    **KAFKA_CLIENTS,
     **KAFKA,
 }
 # The kinds of fault that every run of a scenario must include, however short it is.
@@ -57,14 +55,13 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "cluster-power-periodic": ("power loss",),
     "full-disk": ("disk full",),
     "spark": sparked.KINDS,
-    **KAFKA_CLIENT_KINDS,
     **KAFKA_KINDS,
 }
 _NEEDS: Final[dict[str, Callable[[], str | None]]] = {
     **dict.fromkeys(PARTITIONED, can_partition),
     **dict.fromkeys(MOUNTED, can_mount),
     **dict.fromkeys(SPARKED, can_spark),
-    **dict.fromkeys((*KAFKA_CLIENTS, *KAFKA), can_kafka),
+    **dict.fromkeys(KAFKA, can_kafka),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -35,7 +36,7 @@ from tests.faults.supervisor import (
     until,
 )
 
-__all__ = ["KAFKA", "KAFKA_KINDS"]
+__all__ = ["KAFKA", "KAFKA_KINDS", "can_kafka"]
 
 TOPIC: Final = "events"
 PARTITIONS: Final = 3
@@ -56,6 +57,14 @@ GROUPED: Final = (
 )
 EXPIRED: Final = ("expire head", "expire all", "kill gateway", "kill server")
 KAFKA_KINDS: Final = {"kafka-mixed": MIXED, "kafka-groups": GROUPED, "kafka-retention": EXPIRED}
+
+
+def can_kafka() -> str | None:
+    """None if the clients are installed; otherwise why the scenarios cannot run."""
+    for library, extra in (("kio", "kafka"), ("aiokafka", "kafka"), ("confluent_kafka", "dev")):
+        if importlib.util.find_spec(library) is None:
+            return f"it needs {library}: pip install millstream[{extra}]"
+    return None
 
 
 class GatewayKeeper:

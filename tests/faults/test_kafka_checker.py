@@ -134,9 +134,11 @@ def test_what_was_removed_before_anybody_got_an_answer_may_be_stored_again() -> 
         found = check_names(records, final)
         assert {*found.problems} == (set() if is_true else {"doubled"})
         assert found.counts["stored again"] or not is_true
-    others = [*sent(2, 1), *sent(3, 9), read("r", (1, name(2)), (9, name(3)))]
-    others = [asked, seen, *others, removed, told]
-    assert check_produced(others, [Seen(0, 7, name(1)), Seen(0, 9, name(3))], {0: 5}).sound
+    second = sent(2, 8)
+    both = read("r", (0, name(1)), (1, name(2)))
+    again = [asked, second[0], both, removed, told, second[1]]
+    assert check_produced(again, [Seen(0, 7, name(1)), Seen(0, 8, name(2))], {0: 5}).sound
+    assert not check_produced(again, [Seen(0, 8, name(1)), Seen(0, 7, name(2))], {0: 5}).sound
 
 
 def test_changed_bytes_are_found() -> None:

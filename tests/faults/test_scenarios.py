@@ -17,7 +17,6 @@ from tests.faults.catalogue import KINDS, SCENARIOS
 from tests.faults.clustered import CLUSTERED, PARTITIONED
 from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.kafka import KAFKA
-from tests.faults.kafka_clients import KAFKA_CLIENTS
 from tests.faults.short import hold
 from tests.faults.sparked import SPARKED
 from tests.faults.storing import CLUSTER_STORES
@@ -30,7 +29,6 @@ ELSEWHERE = {
     *CLUSTER_POWER,
     *SPARKED,
     *KAFKA,
-    *KAFKA_CLIENTS,
 }  # in the files next to this one
 
 

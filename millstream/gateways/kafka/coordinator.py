@@ -193,7 +193,12 @@ class Coordinator:
         if error is not ErrorCode.none:
             return error
         held = self._groups.get(name) or self._hold(name, self._store.new(name))
-        return await self._change(held, changes)
+        held.group.committing(who, 1, self._clock())
+        try:
+            return await self._change(held, changes)
+        finally:
+            held.group.committing(who, -1, self._clock())
+            self._plan(held)
 
     def offsets(self, name: str) -> Mapping[TopicPartition, Committed] | None:
         """The stored offsets of a group; None: they cannot be given now, but soon."""

@@ -356,6 +356,11 @@ class ConsumerGroup:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
+    def committing(self, who: Caller, change: int, now: float) -> None:
+        """A commit that was accepted is being stored (1), or that has ended (-1)."""
+        self.members.commits(who.member_id, change, now)
+        self.due = min(self.due, now)  # the next `tick` finds out when it is due
+
     def leave(self, member_id: str, instance: str | None, now: float) -> ErrorCode:
         """A member leaves, or an admin removes a static one by its name."""
         if self.state is GroupState.DEAD:

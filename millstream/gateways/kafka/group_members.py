@@ -159,6 +159,7 @@ class ConsumerMember:
     assignment: bytes = field(default=b"", repr=False)
     join: Hashable | None = None
     sync: Hashable | None = None
+    commits: int = 0  # that are being stored
     knows_id: bool = False  # if not, it cannot come back after its connection is lost
     must_sync: bool = False
 
@@ -209,7 +210,7 @@ class ConsumerMember:
     @property
     def waits(self) -> bool:
         """Whether a request of it waits: as long as it does, the member is there."""
-        return self.join is not None or self.sync is not None
+        return self.join is not None or self.sync is not None or self.commits > 0
 
     @property
     def size(self) -> int:

@@ -42,6 +42,16 @@ class Roster:
     def __getitem__(self, member_id: str) -> ConsumerMember:
         return self._members[member_id]
 
+    def commits(self, member_id: str, change: int, now: float) -> None:
+        """A commit of a member is being stored (1), or that has ended (-1).
+
+        A client sends nothing else meanwhile, so a broker that is away must not cost it its session.
+        """
+        member = self._members.get(member_id)
+        if member is not None:
+            member.commits = max(0, member.commits + change)
+            member.deadline = now + member.session
+
     def static(self, instance: str) -> ConsumerMember | None:
         """The static member of this name."""
         return self._members.get(self._statics.get(instance, ""))

@@ -202,6 +202,19 @@ def test_a_member_that_is_silent_is_removed_after_its_session(sim: Sim) -> None:
     assert [member.member_id for member in joined.members] == [one.member_id]
 
 
+def test_a_member_whose_commit_is_being_stored_keeps_its_session(sim: Sim) -> None:
+    (one,) = sim.formed(1)
+    caller = Caller(one.member_id, one.generation, None)
+    assert sim.group.commit_refusal(caller, sim.now) is ErrorCode.none
+    sim.group.committing(caller, 1, sim.now)
+    sim.wait(3 * SESSION)
+    sim.group.committing(caller, -1, sim.now)
+    sim.wait(SESSION - 1)
+    assert sim.beat(one) is ErrorCode.none
+    sim.wait(SESSION + 1)
+    assert sim.beat(one) is ErrorCode.unknown_member_id
+
+
 def test_members_that_do_not_join_again_in_time_are_removed(sim: Sim) -> None:
     one, two = sim.formed(2)
     third = sim.join()
