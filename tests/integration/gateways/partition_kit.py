@@ -46,7 +46,6 @@ __all__ = [
 
 _names = itertools.count()
 TIME = 1_700_000_000_000
-pytestmark = pytest.mark.timeout(25)  # what is broken here hangs
 
 PATIENCE = 60.0
 AGAIN = {ErrorCode.kafka_storage_error, ErrorCode.not_leader_or_follower}

@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-import millstream
-from millstream.gateways.kafka.batch_cache import BatchCache
-from millstream.gateways.kafka.checkpoints import Checkpoints
-from millstream.gateways.kafka.partition_log import Appended, OutOfRange, PartitionLog
+from millstream.gateways.kafka.partition_log import OutOfRange, PartitionLog
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.gateways.kafka.records import split_batches
-from millstream.gateways.overload import Books
 from millstream.mill import Mill
-from millstream.testing import running_broker
+from tests.integration.gateways.partition_kit import TIME, mill, name, open_log, send, url
 from tests.unit.gateways.kafka_batches import MemoryRecords, Row, batch_of, head_of
 
-_names = itertools.count()
-TIME = 1_700_000_000_000
+__all__ = ["mill", "name", "url"]  # fixtures
 
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running_broker() as broker:
-        yield broker.url
-
-
-@pytest.fixture
-async def mill(url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(url) as mill:
-        yield mill
-
-
-@pytest.fixture
-async def name(mill: Mill) -> str:
-    name = f"t{next(_names)}"
-    await mill.create_topic(name)
-    return name
-
-
-async def open_log(mill: Mill, name: str, cache: int = 1 << 20, number: int = 0) -> PartitionLog:
-    async def record(_: str) -> None:
-        return
-
-    topic = await mill.topic(name, bytes)
-    parts = (Checkpoints(mill), None, BatchCache(cache), Books())
-    log = PartitionLog(topic, number, *parts, record_partitioner=record)
-    await log.open()
-    return log
-
-
-async def append(
-    log: PartitionLog, *values: str, producer: tuple[int, int, int] = (-1, -1, -1)
-) -> Appended:
-    raw = batch_of([Row(b"k", value.encode(), TIME) for value in values], 0, producer)
-    return await (await log.append(split_batches(raw, 1 << 20)[0]))
+CACHED = 1 << 20
 
 
 def values_of(data: bytes) -> dict[int, bytes]:
@@ -97,9 +55,9 @@ async def read_all(
 
 
 async def test_what_is_appended_is_read_by_everybody(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
-    first = await append(log, "a", "b")
-    second = await append(log, "c")
+    log = await open_log(mill, name, CACHED)
+    first = await send(log, "a", "b")
+    second = await send(log, "c")
     assert (first.base_offset, second.base_offset) == (0, 2)
     assert await read_all(log) == {0: b"a", 1: b"b", 2: b"c"}
     topic = await mill.topic(name)
@@ -109,30 +67,30 @@ async def test_what_is_appended_is_read_by_everybody(mill: Mill, name: str) -> N
 
 
 async def test_many_at_once_are_stored_in_order_in_few_packs(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
-    answers = await asyncio.gather(*(append(log, f"{n}", f"{n}+") for n in range(200)))
+    log = await open_log(mill, name, CACHED)
+    answers = await asyncio.gather(*(send(log, f"{n}", f"{n}+") for n in range(200)))
     assert [one.base_offset for one in answers] == list(range(0, 400, 2))
     info = await (await mill.topic(name)).info()
     assert info.messages < 150
     wanted = [text.encode() for n in range(200) for text in (f"{n}", f"{n}+")]
     assert list((await read_all(log)).values()) == wanted
-    cold = await open_log(mill, name)
+    cold = await open_log(mill, name, CACHED)
     assert list((await read_all(cold)).values()) == wanted
     await cold.close()
     await log.close()
 
 
 async def test_events_of_the_sdk_have_offsets_among_them(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name, cache=0)
+    log = await open_log(mill, name)
     topic = await mill.topic(name)
-    await append(log, "1", "2")
+    await send(log, "1", "2")
     await topic.publish(b"3", "key")
     async with topic.producer() as producer:
         for text in ("4", "5", "6"):
             await producer.send(text.encode(), "key")
-    answer = await append(log, "7")
+    answer = await send(log, "7")
     assert answer.base_offset == 6
-    await append(log, "8")
+    await send(log, "8")
     found = await read_all(log)
     assert list(found.values()) == [str(n).encode() for n in range(1, 9)]
     assert list(found) == list(range(8))
@@ -141,33 +99,33 @@ async def test_events_of_the_sdk_have_offsets_among_them(mill: Mill, name: str) 
 
 
 async def test_a_copy_of_a_batch_is_answered_and_not_stored(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
-    first = await append(log, "a", "b", producer=(7, 0, 0))
-    again = await append(log, "a", "b", producer=(7, 0, 0))
+    log = await open_log(mill, name, CACHED)
+    first = await send(log, "a", "b", producer=(7, 0, 0))
+    again = await send(log, "a", "b", producer=(7, 0, 0))
     assert first == again
     both = await asyncio.gather(
-        append(log, "c", producer=(7, 0, 2)), append(log, "c", producer=(7, 0, 2))
+        send(log, "c", producer=(7, 0, 2)), send(log, "c", producer=(7, 0, 2))
     )
     assert both[0] == both[1]
-    gap = await append(log, "e", producer=(7, 0, 9))
+    gap = await send(log, "e", producer=(7, 0, 9))
     assert gap.error is ErrorCode.out_of_order_sequence_number
     assert log.end_offset == 3
     # A gateway that starts anew knows it too: from its checkpoint, and from the packs after it.
     for clean in (True, False):
         if clean:
             await log.close()
-        log = await open_log(mill, name)
-        assert (await append(log, "c", producer=(7, 0, 2))).base_offset == 2
+        log = await open_log(mill, name, CACHED)
+        assert (await send(log, "c", producer=(7, 0, 2))).base_offset == 2
         assert log.end_offset == 3
     await log.close()
 
 
 async def test_an_older_gateway_stores_nothing_more(mill: Mill, name: str) -> None:
-    old = await open_log(mill, name)
-    assert (await append(old, "a")).base_offset == 0
-    new = await open_log(mill, name)
-    assert (await append(new, "b")).base_offset == 1
-    answer = await append(old, "c")
+    old = await open_log(mill, name, CACHED)
+    assert (await send(old, "a")).base_offset == 0
+    new = await open_log(mill, name, CACHED)
+    assert (await send(new, "b")).base_offset == 1
+    answer = await send(old, "c")
     assert answer.error is ErrorCode.not_leader_or_follower
     assert old.failed
     assert list((await read_all(new)).values()) == [b"a", b"b"]
@@ -176,30 +134,30 @@ async def test_an_older_gateway_stores_nothing_more(mill: Mill, name: str) -> No
 
 
 async def test_offsets_go_on_where_retention_removed_the_head(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     for n in range(4):
-        await append(log, *(f"{n}.{m}" for m in range(100)))
+        await send(log, *(f"{n}.{m}" for m in range(100)))
     await log.close()
     jetstream = mill.jetstream
     last = (await jetstream.stream_info(name)).state.last_seq
     await jetstream.purge_stream(name, {"seq": last})  # all but the last pack
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     assert (log.start_offset, log.end_offset) == (300, 400)
-    assert (await append(log, "next")).base_offset == 400
+    assert (await send(log, "next")).base_offset == 400
     with pytest.raises(OutOfRange):
         await log.read(299, 1000)
     await log.close()
 
 
 async def test_offsets_never_repeat_when_counts_were_lost_unseen(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
-    await append(log, *"abc")
+    log = await open_log(mill, name, CACHED)
+    await send(log, *"abc")
     handed_out = log.end_offset
     await log.offsets._stop()  # it ends without a checkpoint, as if killed
     await mill.jetstream.purge_stream(name)
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     assert log.start_offset == log.end_offset >= handed_out
-    answer = await append(log, "d")
+    answer = await send(log, "d")
     assert answer.base_offset >= handed_out
     await log.close()
 
@@ -210,7 +168,7 @@ async def test_a_gap_at_the_end_is_found(mill: Mill, name: str) -> None:
         await topic.publish(text.encode(), "key")
     await mill.jetstream.delete_message(name, 3)
     await mill.jetstream.delete_message(name, 4)
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     assert log.end_offset == 4
     assert await read_all(log) == {0: b"a", 1: b"b"}
     data = await log.read(3, 1000)
@@ -219,7 +177,7 @@ async def test_a_gap_at_the_end_is_found(mill: Mill, name: str) -> None:
 
 
 async def test_offsets_by_time_are_those_of_events(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     for start in (1000, 5000, 3000):
         rows = [Row(b"k", b"v", start + n) for n in range(10)]
         await (await log.append(split_batches(batch_of(rows), 1 << 20)[0]))
@@ -237,22 +195,22 @@ async def test_offsets_by_time_are_those_of_events(mill: Mill, name: str) -> Non
 
 
 async def test_records_before_an_offset_are_deleted(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
-    await append(log, "a", "b")
-    await append(log, "c", "d")
+    log = await open_log(mill, name, CACHED)
+    await send(log, "a", "b")
+    await send(log, "c", "d")
     assert await log.delete_before(3) == 3
     with pytest.raises(OutOfRange):
         await log.read(2, 1000)
     await log.close()
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     assert (log.start_offset, log.end_offset) == (3, 4)
     assert await log.delete_before(4) == 4
-    assert (await append(log, "e")).base_offset == 4
+    assert (await send(log, "e")).base_offset == 4
     await log.close()
 
 
 async def test_a_large_batch_is_stored_as_a_whole(mill: Mill, name: str) -> None:
-    log = await open_log(mill, name)
+    log = await open_log(mill, name, CACHED)
     texts = [f"{n:05}" * 4000 for n in range(1000)]  # 20 MB
     raw = batch_of([Row(None, text.encode(), TIME) for text in texts], 4, (3, 0, 0))
     answer = await (await log.append(split_batches(raw, 1 << 24)[0]))
