@@ -34,6 +34,7 @@ __all__ = ["KafkaGateway"]
 
 # This gateway's number as a "broker" of Kafka; several gateways will have one each.
 NODE_ID: Final = 1
+LOADING_PAUSE: Final = 0.03  # seconds; each step takes some milliseconds
 
 
 class KafkaGateway:
@@ -144,7 +145,7 @@ async def _api_versions(_: Call) -> dict[str, Any]:
 async def _load_schemas() -> None:
     """Load what requests need, in between, so that the first clients need not wait for it."""
     for _ in schemas_loaded():
-        await asyncio.sleep(0)
+        await asyncio.sleep(LOADING_PAUSE)
     # What was loaded stays: looking for garbage in it would only cause pauses.
     gc.collect()
     gc.freeze()

@@ -45,7 +45,7 @@ class Roster:
     def commits(self, member_id: str, change: int, now: float) -> None:
         """A commit of a member is being stored (1), or that has ended (-1).
 
-        A client sends nothing else meanwhile, so a broker that is away must not cost it its session.
+        A client sends nothing else meanwhile: a broker that is away must not cost it its session.
         """
         member = self._members.get(member_id)
         if member is not None:
