@@ -26,9 +26,9 @@ from millstream.errors import (
     Unfit,
 )
 from millstream.events.fence import fence_subject
-from millstream.events.packs.encode import EncodedPack, encode, split
+from millstream.events.packs.encode import EncodedPack, split
 from millstream.events.packs.envelope import ENVELOPE, complete
-from millstream.events.packs.packing import PACK_EVENTS_MAX
+from millstream.events.packs.packing import PACK_EVENTS_MAX, Packing
 from millstream.failure_log import FailureLog
 from millstream.gateways.kafka.batch_cache import BatchCache, CachedRun, Piece
 from millstream.gateways.kafka.offset_index import UNKNOWN
@@ -72,6 +72,7 @@ BATCHES_MAX: Final = 500  # in one pack; each is named in its headers
 HEADERS_ROOM: Final = 40 * 1024  # of a pack, for that
 # Bytes that may wait to be stored; more is refused, and clients send it again.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+_PACKING: Final = Packing()
 _AGAIN: Final = "the broker does not store at the moment; send it again"
 
 
@@ -298,7 +299,7 @@ class PartitionWriter:
         largest = self._target.jetstream.connection.info.max_payload - HEADERS_ROOM
         pieces = split(columns, PACK_EVENTS_MAX, largest)
         schema = batches[0].schema_id
-        packs = [encode(piece, schema_id=schema, compression="auto") for piece in pieces]
+        packs = [self._target.encode_version(piece, _PACKING, schema) for piece in pieces]
         start = columns.num_rows - pieces[-1].num_rows  # the last pack has the notes
         notes, row = [], -start
         for batch in batches:

@@ -64,6 +64,12 @@ class PackTarget:
     def encode(self, piece: pa.RecordBatch, packing: Packing) -> EncodedPack:
         """A piece as a pack of the topic's schema version."""
         schema_id = None if self.value_type is None else self.value_type.schema_id
+        return self.encode_version(piece, packing, schema_id)
+
+    def encode_version(
+        self, piece: pa.RecordBatch, packing: Packing, schema_id: str | None
+    ) -> EncodedPack:
+        """A piece as a pack of any version of the schema."""
         compression = packing.compression
         if compression == "auto" and not self._trials.due():
             compression = "none"
