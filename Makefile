@@ -45,7 +45,7 @@ system-deps:
 # come first, then the longest files: see tests/conftest.py.
 TEST_OPTIONS := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 TESTS := $(BIN)/python -m pytest $(TEST_OPTIONS)
-# RERUN_FAILED=5: if at most five tests fail, run them once more, on their own (continuous integration).
+# RERUN_FAILED=20: if at most twenty tests fail, run them once more, on their own (continuous integration).
 RERUN_FAILED ?= 0
 test: $(PREPARED)
 	$(BIN)/python -m tools.rerun_failed --at-most $(RERUN_FAILED) -- $(TEST_OPTIONS) -m "not long"
