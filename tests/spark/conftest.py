@@ -37,6 +37,12 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "spark" in request.fixturenames:
+        # A write looks for its source in the active session of this thread's thread in the JVM, and
+        # a connection that had to be made again has another thread there, without any.
+        made = request.getfixturevalue("spark")
+        sessions = made._jvm.org.apache.spark.sql.classic.SparkSession
+        sessions.setActiveSession(made._jsparkSession)
     yield
     if "spark" in request.fixturenames:
         for query in request.getfixturevalue("spark").streams.active:
