@@ -10,9 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from millstream.gateways import listener as listener_module
 from millstream.gateways.listener import Listener, Transport
 from millstream.gateways.overload import Books, Closed
 from millstream.gateways.settings import GatewaySettings
+from tests.certificates import make_certificate
 
 __all__ = [
     "KIB",
@@ -20,12 +24,14 @@ __all__ = [
     "PATIENCE",
     "Client",
     "Toy",
+    "certificate",
     "client_of",
     "closed_as",
     "crowd_here",
     "framed",
     "later",
     "listening",
+    "quick",
     "tls_of",
     "trusting",
     "until",
@@ -33,6 +39,17 @@ __all__ = [
 
 PATIENCE = 120.0  # seconds, for what takes milliseconds on a machine that is not busy
 KIB, MIB = 1024, 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the connections often."""
+    monkeypatch.setattr(listener_module, "TICK", 0.02)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 class Toy:

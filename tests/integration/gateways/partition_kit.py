@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "TIME",
     "Client",
     "Current",
+    "at_work",
     "broker",
     "check",
     "impatient",
@@ -202,3 +204,23 @@ def impatient(broker: Broker) -> Any:
         ping_interval=2.0,
         request_timeout=2.0,
     )
+
+
+@asynccontextmanager
+async def at_work(
+    clients: Sequence[Client], current: Callable[[], Awaitable[PartitionLog]], size: int
+) -> AsyncIterator[None]:
+    """The clients send batches of this size, one after the other, until the block ends."""
+    ended = False
+
+    async def work(client: Client) -> None:
+        for first in itertools.count(0, size):
+            if ended:
+                return
+            await client.send(current, first, size)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in clients:
+            tasks.create_task(work(client))
+        yield
+        ended = True

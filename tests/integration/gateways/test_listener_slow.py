@@ -12,33 +12,25 @@ import pytest
 from millstream.gateways import listener as listener_module
 from millstream.gateways.framed import REQUEST_COST, UNSENT_MAX
 from millstream.gateways.overload import Closed, Refused
-from tests.certificates import make_certificate
 from tests.integration.gateways.listener_kit import (
     KIB,
     MIB,
     PATIENCE,
     Toy,
+    certificate,
     client_of,
     closed_as,
     crowd_here,
     framed,
     later,
     listening,
+    quick,
     tls_of,
     trusting,
     until,
 )
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the connections often."""
-    monkeypatch.setattr(listener_module, "TICK", 0.02)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+__all__ = ["certificate", "quick"]  # fixtures
 
 
 # -- slow clients -----------------------------------------------------------------------------

@@ -7,7 +7,6 @@ processes.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.integration.gateways.partition_kit import (
     AGAIN,
     Client,
     Current,
+    at_work,
     broker,
     check,
     impatient,
@@ -57,23 +57,12 @@ async def test_a_broker_that_is_killed_with_appends_in_flight_stores_each_once(
         await mill.create_topic("t")
         current = Current(mill, "t")
         clients = [Client(number) for number in range(1, 6)]
-        working = True
-
-        async def work(client: Client) -> None:
-            for first in itertools.count(0, 3):
-                if not working:
-                    return
-                await client.send(current, first, 3)
-
-        async with asyncio.TaskGroup() as tasks:
-            for client in clients:
-                tasks.create_task(work(client))
+        async with at_work(clients, current, 3):
             for _ in range(3):
                 await progress(clients, 100)
                 await asyncio.to_thread(broker.kill)
                 await asyncio.to_thread(broker.start)
             await progress(clients, 100)
-            working = False
         log = await current()
         check(await read_all(log), clients)
         cold = await open_log(mill, "t")
@@ -109,21 +98,10 @@ async def test_another_gateway_takes_over_in_the_midst_of_appends(mill: Mill, na
         return logs[-1]
 
     clients = [Client(number) for number in range(1, 9)]
-    working = True
-
-    async def work(client: Client) -> None:
-        for first in itertools.count(0, 2):
-            if not working:
-                return
-            await client.send(current, first, 2)
-
-    async with asyncio.TaskGroup() as tasks:
-        for client in clients:
-            tasks.create_task(work(client))
+    async with at_work(clients, current, 2):
         for _ in range(6):
             await progress(clients, 60)
             logs.append(await open_log(mill, name))
-        working = False
     check(await read_all(logs[-1]), clients)
     for log in logs:
         await log.close()

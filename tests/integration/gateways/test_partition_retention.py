@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.integration.gateways.partition_kit import (
     AGAIN,
     Client,
     Current,
+    at_work,
     kill,
     mill,
     name,
@@ -36,21 +36,10 @@ pytestmark = pytest.mark.timeout(120)  # what is broken here hangs
 async def test_appends_go_on_while_everything_is_purged(mill: Mill, name: str) -> None:
     current = Current(mill, name)
     clients = [Client(number) for number in range(1, 6)]
-    working = True
-
-    async def work(client: Client) -> None:
-        for first in itertools.count(0, 3):
-            if not working:
-                return
-            await client.send(current, first, 3)
-
-    async with asyncio.TaskGroup() as tasks:
-        for client in clients:
-            tasks.create_task(work(client))
+    async with at_work(clients, current, 3):
         for _ in range(8):
             await progress(clients, 60)
             await mill.jetstream.purge_stream(name)
-        working = False
     offsets = [offset for client in clients for offset in client.stored.values()]
     assert len(set(offsets)) == len(offsets)
     for client in clients:
