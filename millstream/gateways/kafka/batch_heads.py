@@ -25,8 +25,8 @@ __all__ = [
     "BatchHead",
     "RawBatch",
     "empty_batch",
-    "readable_head",
     "split_batches",
+    "uncompressed_head",
     "with_base_offset",
 ]
 
@@ -198,10 +198,9 @@ def _checked_head(raw: bytes) -> BatchHead:
     )
 
 
-def readable_head(raw: bytes, base_offset: int) -> bytes:
+def uncompressed_head(raw: bytes) -> bytes:
     """The head of a batch whose records follow without compression; its checksum is not right."""
     head = bytearray(raw[:HEAD_SIZE])
-    head[:8] = base_offset.to_bytes(8, "big")
     head[_BEFORE_CHECKSUM + 5] &= ~_CODEC_MASK & 0xFF
     return bytes(head)
 

@@ -78,7 +78,7 @@ class KafkaGateway:
             **DataCalls(self._catalog, ProducerIds(self._mill), self._books).handlers(),
         }
 
-        self._loading = asyncio.create_task(_load_schemas())
+        self._loading = asyncio.create_task(_load_schemas(self._books))
 
     async def stop(self) -> None:
         """Write checkpoints, so that the next gateway knows all offsets."""
@@ -142,10 +142,16 @@ async def _api_versions(_: Call) -> dict[str, Any]:
     return api_versions()
 
 
-async def _load_schemas() -> None:
-    """Load what requests need, in between, so that the first clients need not wait for it."""
+async def _load_schemas(books: Books) -> None:
+    """Load what requests need while there are none, so that the next clients need not wait for it.
+
+    What a request needs earlier is loaded with it.
+    """
     for _ in schemas_loaded():
-        await asyncio.sleep(LOADING_PAUSE)
+        seen = -1
+        while seen != books.requests:
+            seen = books.requests
+            await asyncio.sleep(LOADING_PAUSE)
     # What was loaded stays: looking for garbage in it would only cause pauses.
     gc.collect()
     gc.freeze()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,10 +35,11 @@ from millstream.gateways.kafka.batch_heads import (
     BatchHead,
     RawBatch,
     empty_batch,
-    readable_head,
     split_batches,
+    uncompressed_head,
     with_base_offset,
 )
+from millstream.gateways.kafka.equal_records import RECORDS_MIN, read_equal
 from millstream.gateways.kafka.protocol import ErrorCode
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
 # The years 1 to 9999 in milliseconds since 1970.
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
+_OFFSET_SIZE: Final = 8
 _PAD: Final = bytes(32)  # after a buffer's end: numbers end at the first zero
 _HEADERS_MAX: Final = 500_000  # of the records of one batch
 _LARGE_RECORD: Final = 64 * 1024  # may hold very many headers
@@ -92,7 +94,7 @@ def to_columns(
     left = max_bytes
     starts = []
     for number, batch in enumerate(batches):
-        starts.append(len(rows.keys))
+        starts.append(rows.count)
         try:
             left -= rows.read(batch, left)
         except BadBatch as error:
@@ -111,66 +113,74 @@ class _Rows:
     """The records of some batches, column by column."""
 
     def __init__(self) -> None:
-        self.keys: list[bytes | None] = []
-        self.times: list[int] = []
-        self.values: list[bytes | None] = []
-        self.headers: dict[int, list[tuple[str, bytes | None]]] = {}  # by row, where there are any
+        self.count = 0
+        self._columns: list[tuple[pa.Array, Any, pa.Array]] = []  # keys, times, values
+        self._headers: dict[int, list[tuple[str, bytes | None]]] = {}  # by row, where there are any
 
     def read(self, batch: RawBatch, limit: int) -> int:
         """Add the records of a batch; returns their size."""
-        start = len(self.keys)
-        buffer = _readable(batch, start, limit)
-        size = len(buffer) - HEAD_SIZE
-        if batch.head.count > size // RECORD_SIZE_MIN:
+        head, raw = batch
+        plain = raw if head.codec == 0 else _decompressed(batch, limit)
+        size = len(plain) - HEAD_SIZE
+        if head.count > size // RECORD_SIZE_MIN:
             raise BadBatch(
                 ErrorCode.invalid_record,
-                f"{size:,} bytes of records say {batch.head.count:,} records",
+                f"{size:,} bytes of records say {head.count:,} records",
             )
-        if size > _LARGE_BODY:
-            _check_large_records(batch.head.count, buffer)
+        equal = read_equal(plain, HEAD_SIZE, head.count) if head.count >= RECORDS_MIN else None
+        if equal is None:
+            self._columns.append(self._read_one_by_one(plain, head.count))
+        else:
+            times = head.first_time_ms + equal.time_deltas
+            self._columns.append((equal.keys, times, equal.values))
+        self.count += head.count
+        return size
+
+    def _read_one_by_one(self, plain: bytes, count: int) -> tuple[pa.Array, Any, pa.Array]:
+        # The client's base offset, which means nothing, becomes 0.
+        padded = b"".join((bytes(_OFFSET_SIZE), memoryview(plain)[_OFFSET_SIZE:], _PAD))
+        buffer = memoryview(padded)[: -len(_PAD)]
+        if len(plain) > _LARGE_BODY:
+            _check_large_records(count, padded)
+        keys: list[bytes | None] = []
+        times: list[int] = []
+        values: list[bytes | None] = []
+        header_count = 0
         try:
-            self._read(buffer, start)
+            for index, record in enumerate(DefaultRecordBatch(buffer)):
+                if record.offset != index:
+                    raise BadBatch(
+                        ErrorCode.invalid_record, f"its offset delta is {record.offset}", index
+                    )
+                if record.headers:
+                    header_count += len(record.headers)
+                    if header_count > _HEADERS_MAX:
+                        raise _too_many_headers(index)
+                    self._headers[self.count + index] = record.headers
+                keys.append(record.key)
+                times.append(record.timestamp)
+                values.append(record.value)
         except BadBatch:
             raise
         except UnicodeDecodeError:
             raise BadBatch(
-                ErrorCode.invalid_record, "a header's name is not UTF-8", len(self.keys) - start
+                ErrorCode.invalid_record, "a header's name is not UTF-8", len(keys)
             ) from None
         except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
             raise BadBatch(
-                ErrorCode.corrupt_message,
-                f"it cannot be read: {error!s:.200}",
-                len(self.keys) - start,
+                ErrorCode.corrupt_message, f"it cannot be read: {error!s:.200}", len(keys)
             ) from error
-        return size
-
-    def _read(self, buffer: memoryview, start: int) -> None:
-        keys, times, values, headers = self.keys, self.times, self.values, self.headers
-        header_count = 0
-        for row, record in enumerate(DefaultRecordBatch(buffer), start):
-            if record.offset != row:
-                raise BadBatch(
-                    ErrorCode.invalid_record,
-                    f"its offset delta is {record.offset - start}",
-                    row - start,
-                )
-            own = record.headers
-            if own:
-                header_count += len(own)
-                if header_count > _HEADERS_MAX:
-                    raise _too_many_headers(row - start)
-                headers[row] = own
-            keys.append(record.key)
-            times.append(record.timestamp)
-            values.append(record.value)
+        return pa.array(keys, pa.binary()), np.array(times, np.int64), pa.array(values, pa.binary())
 
     def columns(self) -> pa.RecordBatch:
-        times = np.array(self.times, np.int64)
+        """All of them."""
+        keys, all_times, values = zip(*self._columns, strict=True)
+        times = np.concatenate(all_times)
         if times.min() < _FIRST_MS or times.max() > _LAST_MS:
             row = int(np.flatnonzero((times < _FIRST_MS) | (times > _LAST_MS))[0])
             raise BadBatch(
                 ErrorCode.invalid_timestamp,
-                f"the time {self.times[row]} ms since 1970 is not of the years 1 to 9999",
+                f"the time {times[row]} ms since 1970 is not of the years 1 to 9999",
                 row,
             )
         unknown = times == NO_TIME
@@ -178,8 +188,8 @@ class _Rows:
         micros = pa.array(times * 1000, mask=unknown if has_unknown else None)
         headers, has_nulls = self._header_column()
         found = envelope(
-            pa.array(self.values, pa.binary()),
-            key=pa.array(self.keys, pa.binary()),
+            pa.chunked_array(values),
+            key=pa.chunked_array(keys),
             timestamp=micros.view(COLUMN_TYPES["timestamp"]),
             headers=headers,
         )
@@ -188,10 +198,10 @@ class _Rows:
 
     def _header_column(self) -> tuple[pa.Array | None, bool]:
         """The column, and whether a header has no value."""
-        if not self.headers:
+        if not self._headers:
             return None, False
-        found = self.headers
-        counts = [len(found.get(row, ())) for row in range(len(self.keys))]
+        found = self._headers
+        counts = [len(found.get(row, ())) for row in range(self.count)]
         starts: list[int | None] = list(accumulate(counts, initial=0))
         for row, count in enumerate(counts):
             if not count:
@@ -205,15 +215,12 @@ class _Rows:
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pairs), has_nulls
 
 
-def _readable(batch: RawBatch, base_offset: int, limit: int) -> memoryview:
-    """The batch without compression, with this base offset, and with zeros after its end."""
+def _decompressed(batch: RawBatch, limit: int) -> bytes:
+    """The batch without compression; its checksum is not right."""
     head, raw = batch
-    view = memoryview(raw)
-    body = (
-        [view[HEAD_SIZE:]] if head.codec == 0 else decompress(head.codec, view[HEAD_SIZE:], limit)
+    return b"".join(
+        [uncompressed_head(raw), *decompress(head.codec, memoryview(raw)[HEAD_SIZE:], limit)]
     )
-    buffer = b"".join([readable_head(raw, base_offset), *body, _PAD])
-    return memoryview(buffer)[: -len(_PAD)]
 
 
 def same_as_sent(columns: pa.RecordBatch) -> bool:
@@ -235,27 +242,42 @@ def times_ms(columns: pa.RecordBatch) -> tuple[int, int] | None:
     return int(micros.min()) // 1000, int(micros.max()) // 1000
 
 
-def _check_large_records(count: int, buffer: memoryview) -> None:
+def _check_large_records(count: int, padded: bytes) -> None:
     """Refuse records with very many headers before they become objects."""
+    buffer = memoryview(padded)[: -len(_PAD)]
     at = HEAD_SIZE
     for index in range(count):
-        size, at = _number(buffer, at, index)
-        end = at + size
-        if size < 0 or end > len(buffer):
+        # Nearly all have sizes of one byte or two, and cannot have many headers.
+        first, second = padded[at], padded[at + 1]
+        if first & 1 or first & second & 0x80:
+            at = _checked_record(buffer, at, index)
+        elif first < 0x80:
+            at += 1 + (first >> 1)
+        else:
+            at += 2 + ((first & 0x7F | second << 7) >> 1)
+        if at > len(buffer):
             raise _cut_off(index)
-        if size > _LARGE_RECORD:
-            at += 1  # attributes
-            for _ in range(2):  # time, offset
-                _, at = _number(buffer, at, index)
-            for _ in range(2):  # key, value
-                length, at = _number(buffer, at, index)
-                at += max(length, 0)
-                if at >= end:
-                    raise _cut_off(index)
-            headers, at = _number(buffer, at, index)
-            if headers > _HEADERS_MAX:
-                raise _too_many_headers(index)
-        at = end
+
+
+def _checked_record(buffer: memoryview, at: int, index: int) -> int:
+    """Where a record ends; BadBatch if it has too many headers."""
+    size, at = _number(buffer, at, index)
+    end = at + size
+    if size < 0 or end > len(buffer):
+        raise _cut_off(index)
+    if size > _LARGE_RECORD:
+        at += 1  # attributes
+        for _ in range(2):  # time, offset
+            _, at = _number(buffer, at, index)
+        for _ in range(2):  # key, value
+            length, at = _number(buffer, at, index)
+            at += max(length, 0)
+            if at >= end:
+                raise _cut_off(index)
+        headers, at = _number(buffer, at, index)
+        if headers > _HEADERS_MAX:
+            raise _too_many_headers(index)
+    return end
 
 
 def _number(buffer: memoryview, at: int, index: int) -> tuple[int, int]:
