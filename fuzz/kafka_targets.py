@@ -13,9 +13,8 @@ from millstream.gateways.kafka.protocol import BadRequest, read_request
 from millstream.gateways.kafka.records import (
     BadBatch,
     from_pack,
-    same_as_sent,
+    read_records,
     split_batches,
-    to_columns,
 )
 
 __all__ = ["MAX_BYTES", "MAX_RECORDS", "REQUESTS", "read_batches", "read_kafka_request", "seeds"]
@@ -41,15 +40,16 @@ def read_batches(data: bytes) -> str:
 
 def _read(data: bytes) -> str:
     batches = split_batches(data, MAX_BYTES)
-    columns = to_columns(batches, max_bytes=MAX_BYTES, max_records=MAX_RECORDS)
+    records = read_records(batches, max_bytes=MAX_BYTES, max_records=MAX_RECORDS)
+    columns = records.columns
     columns.validate(full=True)
     count = sum(batch.head.count for batch in batches)
     if columns.num_rows != count:
         raise AssertionError(f"{columns.num_rows} rows of {count} records")
     stored = encode(columns)
     pack = decode(stored.headers, stored.payload)
-    again = to_columns(split_batches(bytes(from_pack(pack, 7, 1)), 2**31), max_bytes=2**31)
-    if same_as_sent(columns) and not again.equals(columns):
+    again = read_records(split_batches(bytes(from_pack(pack, 7, 1)), 2**31), max_bytes=2**31)
+    if records.same_as_sent and not again.columns.equals(columns):
         raise AssertionError("the records changed on their way")
     return "sound"
 

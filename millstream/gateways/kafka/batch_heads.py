@@ -80,7 +80,7 @@ class BatchHead:
     codec: int
     size: int  # of the whole batch as sent
     first_time_ms: int  # of the first record, not the smallest; -1: none
-    max_time_ms: int  # as the client says: `to_columns` has the true ones
+    max_time_ms: int  # as the client says: `read_records` has the true ones
     is_transactional: bool
     is_control: bool
 
@@ -89,7 +89,7 @@ class RawBatch(NamedTuple):
     """A batch as it was sent: `raw` is checked as far as it can be without reading records."""
 
     head: BatchHead
-    raw: bytes
+    raw: bytes | memoryview
 
 
 def split_batches(records: bytes | memoryview, max_bytes: int) -> list[RawBatch]:
@@ -119,8 +119,7 @@ def split_batches(records: bytes | memoryview, max_bytes: int) -> list[RawBatch]
                 ErrorCode.corrupt_message,
                 f"a batch says {size:,} bytes, {len(view) - at:,} are there",
             )
-        whole = size == len(view) and isinstance(records, bytes)
-        raw = records if whole and isinstance(records, bytes) else bytes(view[at : at + size])
+        raw = records if size == len(view) else bytes(view[at : at + size])
         batches.append(RawBatch(_checked_head(raw), raw))
         at += size
     if not batches:
@@ -145,7 +144,7 @@ def _refuse_magic(magic: int) -> None:
     )
 
 
-def _checked_head(raw: bytes) -> BatchHead:
+def _checked_head(raw: bytes | memoryview) -> BatchHead:
     _, _, _, _, checksum, attributes, last_delta, first_time, max_time, producer, *rest = (
         _HEAD.unpack_from(raw)
     )
@@ -198,7 +197,7 @@ def _checked_head(raw: bytes) -> BatchHead:
     )
 
 
-def uncompressed_head(raw: bytes) -> bytes:
+def uncompressed_head(raw: bytes | memoryview) -> bytes:
     """The head of a batch whose records follow without compression; its checksum is not right."""
     head = bytearray(raw[:HEAD_SIZE])
     head[_BEFORE_CHECKSUM + 5] &= ~_CODEC_MASK & 0xFF

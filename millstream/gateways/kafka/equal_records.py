@@ -36,7 +36,7 @@ class _Unusual(Exception):
     """Something that only the other way can read, or refuse."""
 
 
-def read_equal(data: bytes, at: int, count: int) -> EqualRecords | None:
+def read_equal(data: bytes | memoryview, at: int, count: int) -> EqualRecords | None:
     """The records from `at` to the end of the data; None: they have to be read one by one."""
     try:
         ends = _ends(data, at, count)
@@ -46,7 +46,7 @@ def read_equal(data: bytes, at: int, count: int) -> EqualRecords | None:
         return None
 
 
-def _ends(data: bytes, at: int, count: int) -> Any:
+def _ends(data: bytes | memoryview, at: int, count: int) -> Any:
     """Where each record ends."""
     view = np.frombuffer(data, np.uint8)
     ends = np.empty(count, np.int64)
@@ -64,7 +64,7 @@ def _ends(data: bytes, at: int, count: int) -> Any:
     return ends
 
 
-def _size(data: bytes, at: int) -> int:
+def _size(data: bytes | memoryview, at: int) -> int:
     """The size of a record with the number that says it, which has one byte or two."""
     head = data[at : at + 2]
     if len(head) < 2 or head[0] & 1:  # cut off, or a negative number
@@ -124,7 +124,7 @@ class _Fields:
             raise _Unusual
 
 
-def _columns(fields: _Fields, data: bytes) -> EqualRecords:
+def _columns(fields: _Fields, data: bytes | memoryview) -> EqualRecords:
     fields.number()  # the size
     attributes, deltas, offsets = (fields.number() for _ in range(3))
     count = len(deltas)

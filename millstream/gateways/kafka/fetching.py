@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError
+from millstream.gateways.kafka.batch_cache import Piece
 from millstream.gateways.kafka.partition_log import OutOfRange, PartitionLog
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.wire.aio.pull_consumer import Signal
@@ -27,7 +28,8 @@ class Wanted:
     log: PartitionLog | None
     error: ErrorCode
     max_bytes: int = 0
-    records: bytes = b""
+    records: Sequence[Piece] = ()
+    size: int = 0  # of the records
 
 
 class Fetch:
@@ -55,10 +57,10 @@ class Fetch:
         """Whether there is enough to answer."""
         total = 0
         for one in self._wanted:
-            one.records = b""
+            one.records, one.size = (), 0
             if one.log is not None and total < self._max_bytes:
                 await self._read_one(one, min(one.max_bytes, self._max_bytes - total))
-                total += len(one.records)
+                total += one.size
         failed = any(one.error is not ErrorCode.none for one in self._wanted)
         return failed or total >= self._min_bytes
 
@@ -73,6 +75,7 @@ class Fetch:
             return
         try:
             one.records = await log.read(one.offset, max_bytes)
+            one.size = sum(map(len, one.records))
         except OutOfRange:
             one.error = ErrorCode.offset_out_of_range
         except MillstreamError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from millstream.errors import MillstreamError
-from millstream.gateways.kafka.batch_cache import BatchCache
+from millstream.gateways.kafka.batch_cache import BatchCache, Piece
 from millstream.gateways.kafka.checkpoints import Checkpoints
 from millstream.gateways.kafka.offset_index import NO_EVENTS, UNKNOWN
 from millstream.gateways.kafka.partition_offsets import PartitionOffsets
@@ -18,7 +18,7 @@ from millstream.gateways.kafka.partition_reader import OutOfRange, PartitionRead
 from millstream.gateways.kafka.partition_writer import Appended, PartitionWriter
 from millstream.gateways.kafka.partitioners import partitioner_after
 from millstream.gateways.kafka.protocol import ErrorCode
-from millstream.gateways.kafka.records import BadBatch, RawBatch, times_ms
+from millstream.gateways.kafka.records import BadBatch, RawBatch, Records
 from millstream.gateways.overload import Books
 from millstream.messaging.topic import Topic
 from millstream.wire.aio.publisher import StreamPublisher
@@ -136,10 +136,10 @@ class PartitionLog:
                 target, self.number, self.offsets, self._values, self._cache, self._books
             )
 
-        def look_at(columns: pa.RecordBatch) -> None:
-            _check_times(columns, oldest_ms, newest_ms)
-            if "key" in columns.schema.names:
-                self._look_at_keys(columns.column("key"))
+        def look_at(records: Records) -> None:
+            _check_times(records.times, oldest_ms, newest_ms)
+            if "key" in records.columns.schema.names:
+                self._look_at_keys(records.columns.column("key"))
 
         return await self._writer.append(batch, look_at)
 
@@ -179,8 +179,8 @@ class PartitionLog:
 
     # -- reading --------------------------------------------------------------------------
 
-    async def read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from an offset on; OutOfRange if the log does not have it."""
+    async def read(self, offset: int, max_bytes: int) -> list[Piece]:
+        """Whole batches from an offset on, in pieces; OutOfRange if the log does not have it."""
         return await self._reader.read(offset, max_bytes)
 
     async def offset_at(self, time_ms: int) -> tuple[int, int] | None:
@@ -228,8 +228,7 @@ class PartitionLog:
         return latest, None
 
 
-def _check_times(columns: pa.RecordBatch, oldest_ms: int, newest_ms: int) -> None:
-    span = times_ms(columns)
+def _check_times(span: tuple[int, int] | None, oldest_ms: int, newest_ms: int) -> None:
     if span is None or (oldest_ms <= span[0] and span[1] <= newest_ms):
         return
     wrong = span[0] if span[0] < oldest_ms else span[1]

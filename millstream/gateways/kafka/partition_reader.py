@@ -72,13 +72,16 @@ class PartitionReader:
         self._books = books
         self._failures = FailureLog(_log)
 
-    async def read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from the one that has this offset on: at least one, if there is any."""
+    async def read(self, offset: int, max_bytes: int) -> list[Piece]:
+        """Whole batches from the one that has this offset on: at least one, if there is any.
+
+        They are in pieces, to be joined.
+        """
         offsets = self._offsets
         if not offsets.start_offset <= offset <= offsets.end_offset:
             raise OutOfRange
         if offset == offsets.end_offset:
-            return b""
+            return []
         await offsets.look_at_head()
         if offset < offsets.start_offset:
             raise OutOfRange
@@ -101,7 +104,7 @@ class PartitionReader:
             # What follows is deleted, or nothing that readers get. Without a batch that says so,
             # clients would wait there for ever.
             pieces.append(empty_batch(told, reached - 1, offsets.leader_epoch))
-        return b"".join(pieces)
+        return pieces
 
     async def messages(self, sequence: int, stop: int) -> list[RawMessage]:
         """The messages from a sequence on, up to before another one."""

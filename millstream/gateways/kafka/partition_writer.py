@@ -46,9 +46,8 @@ from millstream.gateways.kafka.producer_state import SentBatch, Verdict, last_se
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.gateways.kafka.records import (
     RawBatch,
-    same_as_sent,
-    times_ms,
-    to_columns,
+    Records,
+    read_records,
     with_base_offset,
 )
 from millstream.gateways.kafka.values import take
@@ -93,7 +92,7 @@ class _Batch:
     columns: pa.RecordBatch = field(repr=False)
     same: bool  # readers get what the client sent, byte for byte
     schema_id: str | None
-    times: tuple[int, int] | None
+    times: tuple[int, int] | None  # the smallest and the largest, if every record has one
     sent: SentBatch | None  # of an idempotent producer
     size: int
     done: asyncio.Future[Appended] = field(repr=False)
@@ -140,7 +139,7 @@ class PartitionWriter:
     # -- taking batches -------------------------------------------------------------------
 
     async def append(
-        self, raw: RawBatch, look_at: Callable[[pa.RecordBatch], object]
+        self, raw: RawBatch, look_at: Callable[[Records], object]
     ) -> asyncio.Future[Appended]:
         """Take a batch to be stored; the future says where it is then.
 
@@ -152,10 +151,10 @@ class PartitionWriter:
             done.set_result(Appended(-1, ErrorCode.kafka_storage_error, _AGAIN))
             return done
         with self._books.step("produce: records to columns"):
-            columns = to_columns([raw], max_bytes=BATCH_BYTES_MAX // 2)
-            same, times, schema_id = same_as_sent(columns), _known_times(columns), None
-            columns = columns.replace_schema_metadata(None)
-            look_at(columns)
+            records = read_records([raw], max_bytes=BATCH_BYTES_MAX // 2)
+            look_at(records)
+        columns, same, schema_id = records.columns, records.same_as_sent, None
+        times = records.times if records.all_timed else None
         if self._values is not None:
             columns, schema_id = await take(self._values, columns, [raw.head.count])
             same = False
@@ -393,13 +392,6 @@ def _answer(batch: _Batch, answer: Appended) -> None:
     for one in (batch, *batch.copies):
         if not one.done.done():  # else the client is gone
             one.done.set_result(answer)
-
-
-def _known_times(columns: pa.RecordBatch) -> tuple[int, int] | None:
-    """The smallest and largest time, if every record has one."""
-    if "timestamp" not in columns.schema.names or columns.column("timestamp").null_count:
-        return None
-    return times_ms(columns)
 
 
 def _same_values(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:

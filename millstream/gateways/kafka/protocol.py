@@ -2,7 +2,7 @@
 
 kio has a class for each version of each message. A handler sees the class of the request and
 returns a dict; the fields that a version does not have are left out, so that one handler serves
-all versions.
+all versions. The messages that carry records are read and written by `record_frames`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from millstream.gateways.kafka.produce_frames import check_parts
+from millstream.gateways.kafka.record_frames import fetch_answer, produce_answer, read_produce
 
 __all__ = [
     "VERSIONS",
@@ -104,7 +104,7 @@ VERSIONS: Final[Mapping[Api, tuple[int, int]]] = {
     Api.DESCRIBE_CLUSTER: (0, 1),
 }
 
-_FIRST_READ: Final[Mapping[Api, int]] = {Api.PRODUCE: 3}
+_FIRST_PRODUCE: Final = 3  # that can be read; see above why more are offered
 
 # Reading makes objects of twenty times a request's size: only records, which stay bytes, are large.
 _USUAL_SIZE_MAX: Final = 2 * 1024 * 1024
@@ -131,7 +131,7 @@ class Request(NamedTuple):
     version: int
     correlation_id: int
     client_id: str
-    body: Any  # an instance of kio's class for the call and version
+    body: Any  # an instance of kio's class for the call and version, or a ProduceRequest
 
 
 class UnsupportedApiVersions(BadRequest):
@@ -157,10 +157,11 @@ def _writer(api: int, version: int) -> tuple[Any, Any, bool]:
 def schemas_loaded() -> Iterator[None]:
     """Load kio's classes of all calls and versions, one at each step: each takes milliseconds."""
     for api, (low, high) in VERSIONS.items():
-        # Produce is offered from a version on that nobody can read, see there.
-        for version in range(max(low, _FIRST_READ.get(api, low)), high + 1):
-            _readers(int(api), version)
-            _writer(int(api), version)
+        for version in range(low, high + 1):
+            if api is not Api.PRODUCE:
+                _readers(int(api), version)
+            if api not in (Api.PRODUCE, Api.FETCH):
+                _writer(int(api), version)
             yield
 
 
@@ -183,7 +184,10 @@ def read_request(frame: bytes) -> Request:
         raise BadRequest(f"{api.name} of {len(frame):,} bytes; {limit:,} are accepted")
     try:
         if api is Api.PRODUCE:
-            check_parts(frame, version)
+            if version < _FIRST_PRODUCE:
+                raise ValueError(f"{_FIRST_PRODUCE} is the first that is")
+            client, produce = read_produce(frame, version)
+            return Request(api, version, correlation_id, client or "", produce)
         header_reader, body_reader = _readers(key, version)
         header, size = header_reader(frame, 0)
         # What follows is left out, as by Kafka: librdkafka 2.16 has 3 bytes too many in Metadata.
@@ -197,6 +201,10 @@ def write_response(
     api: Api, version: int, correlation_id: int, fields: Mapping[str, Any]
 ) -> memoryview:
     """The frame of a response, with its length before it."""
+    if api is Api.PRODUCE:
+        return produce_answer(version, correlation_id, fields)
+    if api is Api.FETCH:
+        return fetch_answer(version, correlation_id, fields)
     cls, write, flexible = _writer(int(api), version)
     buffer = io.BytesIO()
     buffer.write(b"\0\0\0\0" + correlation_id.to_bytes(4, "big", signed=True))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record._crecords import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from millstream.events.event import PlainEvent
-from millstream.events.packs.envelope import COLUMN_TYPES, envelope
+from millstream.events.packs.envelope import COLUMN_TYPES
 from millstream.events.packs.pack import Pack
 from millstream.events.packs.packing import PACK_BYTES_MAX, PACK_EVENTS_MAX
 from millstream.events.subject import key_bytes
@@ -46,13 +46,12 @@ __all__ = [
     "BadBatch",
     "BatchHead",
     "RawBatch",
+    "Records",
     "empty_batch",
     "from_events",
     "from_pack",
-    "same_as_sent",
+    "read_records",
     "split_batches",
-    "times_ms",
-    "to_columns",
     "with_base_offset",
 ]
 
@@ -64,7 +63,6 @@ _PAD: Final = bytes(32)  # after a buffer's end: numbers end at the first zero
 _HEADERS_MAX: Final = 500_000  # of the records of one batch
 _LARGE_RECORD: Final = 64 * 1024  # may hold very many headers
 _LARGE_BODY: Final = 1024 * 1024
-_CHANGED: Final = {b"millstream.kafka": b"changed"}
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 _BATCH_MAX: Final = 2**31 - 1
 _DELTA_MAX: Final = 2**31 - 1
@@ -73,18 +71,27 @@ _DELTA_MAX: Final = 2**31 - 1
 # -- produce ----------------------------------------------------------------------------------
 
 
-def to_columns(
+class Records(NamedTuple):
+    """The records of some batches, one after the other, as they are stored."""
+
+    columns: pa.RecordBatch  # for a pack: key, timestamp, headers and a value of bytes
+    times: tuple[int, int] | None  # the smallest and the largest, in ms; None: none has a time
+    all_timed: bool  # every record has a time; one without has that of storing
+    # Whether a reader of the stored columns gets what the batches had, byte for byte: then the
+    # batches may be handed out instead of them. The value null of a header becomes empty.
+    same_as_sent: bool
+
+
+def read_records(
     batches: Sequence[RawBatch],
     *,
     max_bytes: int = PACK_BYTES_MAX,
     max_records: int = PACK_EVENTS_MAX,
-) -> pa.RecordBatch:
-    """The records of some batches, one after the other, as columns for a pack: key, timestamp,
-    headers and a value of bytes.
+) -> Records:
+    """The records of some batches, one after the other.
 
-    A record without a time has a null one: the time when it is stored. The value null of a header
-    becomes empty. BadBatch, with the number of the batch, for records that cannot be read, and
-    when they are more than the limits allow, which are checked before memory is taken.
+    BadBatch, with the number of the batch, for records that cannot be read, and when they are more
+    than the limits allow, which are checked before memory is taken.
     """
     if sum(batch.head.count for batch in batches) > max_records:
         raise BadBatch(
@@ -101,7 +108,7 @@ def to_columns(
             error.batch = number
             raise
     try:
-        return rows.columns()
+        return rows.records()
     except BadBatch as error:
         row = error.index or 0
         error.batch = bisect_right(starts, row) - 1
@@ -136,7 +143,9 @@ class _Rows:
         self.count += head.count
         return size
 
-    def _read_one_by_one(self, plain: bytes, count: int) -> tuple[pa.Array, Any, pa.Array]:
+    def _read_one_by_one(
+        self, plain: bytes | memoryview, count: int
+    ) -> tuple[pa.Array, Any, pa.Array]:
         # The client's base offset, which means nothing, becomes 0.
         padded = b"".join((bytes(_OFFSET_SIZE), memoryview(plain)[_OFFSET_SIZE:], _PAD))
         buffer = memoryview(padded)[: -len(_PAD)]
@@ -172,29 +181,43 @@ class _Rows:
             ) from error
         return pa.array(keys, pa.binary()), np.array(times, np.int64), pa.array(values, pa.binary())
 
-    def columns(self) -> pa.RecordBatch:
+    def records(self) -> Records:
         """All of them."""
         keys, all_times, values = zip(*self._columns, strict=True)
-        times = np.concatenate(all_times)
-        if times.min() < _FIRST_MS or times.max() > _LAST_MS:
+        times = all_times[0] if len(all_times) == 1 else np.concatenate(all_times)
+        first, last = int(times.min()), int(times.max())
+        if first < _FIRST_MS or last > _LAST_MS:
             row = int(np.flatnonzero((times < _FIRST_MS) | (times > _LAST_MS))[0])
             raise BadBatch(
                 ErrorCode.invalid_timestamp,
                 f"the time {times[row]} ms since 1970 is not of the years 1 to 9999",
                 row,
             )
-        unknown = times == NO_TIME
-        has_unknown = bool(unknown.any())
-        micros = pa.array(times * 1000, mask=unknown if has_unknown else None)
+        unknown = times == NO_TIME if first <= NO_TIME <= last else None
+        span: tuple[int, int] | None = first, last
+        if unknown is not None and unknown.any():
+            known = times[~unknown]
+            span = (int(known.min()), int(known.max())) if len(known) else None
+        else:
+            unknown = None
         headers, has_nulls = self._header_column()
-        found = envelope(
-            pa.chunked_array(values),
-            key=pa.chunked_array(keys),
-            timestamp=micros.view(COLUMN_TYPES["timestamp"]),
-            headers=headers,
+        columns = {
+            "key": _one(keys),
+            "timestamp": pa.array(times * 1000, mask=unknown).view(COLUMN_TYPES["timestamp"]),
+            "headers": headers,
+            "value": _one(values),
+        }
+        found = {
+            name: column
+            for name, column in columns.items()
+            if column is not None and (name == "value" or column.null_count < self.count)
+        }
+        return Records(
+            pa.RecordBatch.from_arrays([*found.values()], [*found]),
+            span,
+            unknown is None,
+            same_as_sent=not has_nulls and unknown is None,
         )
-        changed = has_nulls or has_unknown
-        return found.replace_schema_metadata(_CHANGED) if changed else found
 
     def _header_column(self) -> tuple[pa.Array | None, bool]:
         """The column, and whether a header has no value."""
@@ -223,23 +246,8 @@ def _decompressed(batch: RawBatch, limit: int) -> bytes:
     )
 
 
-def same_as_sent(columns: pa.RecordBatch) -> bool:
-    """Whether a reader of the stored columns gets what the batches had, byte for byte: then the
-    batches may be handed out instead of them."""
-    return bool(columns.schema.metadata != _CHANGED)
-
-
-def times_ms(columns: pa.RecordBatch) -> tuple[int, int] | None:
-    """The smallest and the largest time of the records; None when none of them has one."""
-    if "timestamp" not in columns.schema.names:
-        return None
-    found = columns.column("timestamp").view(pa.int64())
-    if found.null_count:
-        found = found.drop_null()
-        if not len(found):
-            return None
-    micros = found.to_numpy()
-    return int(micros.min()) // 1000, int(micros.max()) // 1000
+def _one(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def _check_large_records(count: int, padded: bytes) -> None:

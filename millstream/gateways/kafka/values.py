@@ -30,7 +30,7 @@ def skips_guard(own: Rights, prefix: str) -> bool:
 async def take(
     values: TopicValues, columns: pa.RecordBatch, counts: Sequence[int] = ()
 ) -> tuple[pa.RecordBatch, str | None]:
-    """The columns of `to_columns` as they are stored, and the schema id for `encode`.
+    """The columns of `read_records` as they are stored, and the schema id for `encode`.
 
     `counts` are the numbers of records of the batches that the columns were read from. BadBatch,
     with the batch and the record in it, for a value that does not fit; then nothing of what was

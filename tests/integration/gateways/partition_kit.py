@@ -109,7 +109,7 @@ async def read_all(log: PartitionLog) -> dict[int, str]:
     found: dict[int, str] = {}
     offset = log.start_offset
     while offset < log.end_offset:
-        data = await log.read(offset, 1 << 20)
+        data = b"".join(await log.read(offset, 1 << 20))
         assert data, f"nothing at {offset}, the end is {log.end_offset}"
         at, last = 0, offset - 1
         while at < len(data):

@@ -40,7 +40,7 @@ async def read_all(
     found: dict[int, bytes] = {}
     offset = log.start_offset if start is None else start
     while offset < log.end_offset:
-        data = await log.read(offset, size)
+        data = b"".join(await log.read(offset, size))
         assert data, f"nothing at {offset}, the end is {log.end_offset}"
         found |= {at: value for at, value in values_of(data).items() if at >= offset}
         last = offset
@@ -171,7 +171,7 @@ async def test_a_gap_at_the_end_is_found(mill: Mill, name: str) -> None:
     log = await open_log(mill, name, CACHED)
     assert log.end_offset == 4
     assert await read_all(log) == {0: b"a", 1: b"b"}
-    data = await log.read(3, 1000)
+    data = b"".join(await log.read(3, 1000))
     assert head_of(data)["count"] == 0
     await log.close()
 

@@ -23,7 +23,7 @@ from millstream.events.row_buffer import Columns
 from millstream.gateways import values as module
 from millstream.gateways.kafka.batch_heads import BadBatch
 from millstream.gateways.kafka.protocol import ErrorCode
-from millstream.gateways.kafka.records import from_pack, split_batches, to_columns
+from millstream.gateways.kafka.records import from_pack, read_records, split_batches
 from millstream.gateways.kafka.values import skips_guard, take
 from millstream.gateways.rights import Rights
 from millstream.gateways.values import BadValue, TopicValues, ValueForm, topic_values
@@ -402,9 +402,14 @@ async def test_the_records_of_a_batch_come_back_as_they_were(mill: Mill) -> None
     values = await values_of(mill, "orders")
     assert topic.value_type is not None
     sent = [topic.value_type.encode(one) for one in ROWS]
-    columns = to_columns(split_batches(batch_of([Row(value=data) for data in sent]), 1 << 20))
+    columns = read_records(
+        split_batches(batch_of([Row(value=data) for data in sent]), 1 << 20)
+    ).columns
     typed, schema_id = await take(values, columns, [len(sent)])
     made = encode(typed, schema_id=schema_id)
     pack = decode(made.headers, made.payload)
     again = from_pack(pack, 0, 0, values.pack_values(pack))
-    assert to_columns(split_batches(bytes(again), 1 << 20)).column("value").to_pylist() == sent
+    assert (
+        read_records(split_batches(bytes(again), 1 << 20)).columns.column("value").to_pylist()
+        == sent
+    )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.gateways.kafka.equal_records import RECORDS_MIN, read_equal
-from millstream.gateways.kafka.records import BadBatch, split_batches, to_columns
+from millstream.gateways.kafka.records import BadBatch, read_records, split_batches
 from tests.unit.gateways.kafka_batches import Row, batch_of, number, patched, record
 
 HEAD_SIZE = 61
@@ -78,7 +78,7 @@ def test_null_and_empty_are_kept_apart(key: bytes | None, value: bytes | None) -
 )
 def test_everything_unusual_is_left_to_the_other_way(rows: list[Row]) -> None:
     assert at_once(batch_of(rows), len(rows)) is None
-    assert to_columns(split_batches(batch_of(rows), 1 << 20)).num_rows == len(rows)
+    assert read_records(split_batches(batch_of(rows), 1 << 20)).columns.num_rows == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +148,9 @@ def test_large_batches_are_the_same_columns_both_ways(
 ) -> None:
     rows = sensor(RECORDS_MIN)
     (batch,) = split_batches(batch_of(rows, codec), 1 << 20)
-    columns = to_columns([batch])
+    columns = read_records([batch]).columns
     monkeypatch.setattr("millstream.gateways.kafka.records.RECORDS_MIN", RECORDS_MIN + 1)
-    assert columns.equals(to_columns([batch]))
+    assert columns.equals(read_records([batch]).columns)
     assert columns.column("value").to_pylist() == [row.value for row in rows]
 
 
@@ -159,4 +159,4 @@ def test_times_that_are_no_times_are_refused_in_large_batches_too() -> None:
     for first in (2**63 - 1, -(2**63), 253_402_300_799_999):
         raw = patched(batch_of(rows), first_time=first)
         with pytest.raises(BadBatch, match="not of the years 1 to 9999"):
-            to_columns(split_batches(raw, 1 << 20))
+            read_records(split_batches(raw, 1 << 20))

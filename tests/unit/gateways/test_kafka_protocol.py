@@ -15,7 +15,6 @@ from kio.serial import entity_reader, entity_writer
 
 from fuzz.kafka_targets import REQUESTS, read_kafka_request
 from fuzz.pack_memory import mutate
-from millstream.gateways.kafka.produce_frames import PARTS_MAX
 from millstream.gateways.kafka.protocol import (
     VERSIONS,
     Api,
@@ -27,6 +26,7 @@ from millstream.gateways.kafka.protocol import (
     unsupported_version_answer,
     write_response,
 )
+from millstream.gateways.kafka.record_frames import PARTS_MAX
 
 SERVED = [
     (api, version)
@@ -196,6 +196,87 @@ def test_one_dict_of_fields_is_an_answer_of_every_version(version: int) -> None:
     if version >= 8:
         assert found.record_errors[0].batch_index == 4
         assert found.error_message == "record 4: no"
+
+
+def fetched(index: int, records: list[bytes]) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "error_code": ErrorCode.offset_out_of_range if index else ErrorCode.none,
+        "high_watermark": 2**40 + index,
+        "last_stable_offset": 2**40,
+        "log_start_offset": 7,
+        "aborted_transactions": None,
+        "preferred_read_replica": -1,
+        "records": records,
+    }
+
+
+@pytest.mark.parametrize("version", range(4, 13))
+@pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 20_000, 3_000_000])
+def test_an_answer_with_records_is_what_kio_reads(version: int, size: int) -> None:
+    parts = [fetched(0, [b"head", bytes(size)]), fetched(1, [])]
+    topics = [{"topic": "t" * 200, "partitions": parts}, {"topic": "ü", "partitions": []}]
+    answer = {"error_code": ErrorCode.none, "session_id": 0, "responses": topics}
+    correlation, body = response(Api.FETCH, version, write_response(Api.FETCH, version, 9, answer))
+    assert (correlation, body.throttle_time) == (9, timedelta(0))
+    assert [topic.topic for topic in body.responses] == ["t" * 200, "ü"]
+    first, second = body.responses[0].partitions
+    assert bytes(first.records) == b"head" + bytes(size)
+    assert (second.partition_index, bytes(second.records or b"")) == (1, b"")
+    assert (first.error_code, second.error_code) == (0, ErrorCode.offset_out_of_range)
+    assert (first.high_watermark, second.high_watermark) == (2**40, 2**40 + 1)
+    assert first.last_stable_offset == 2**40
+    assert first.aborted_transactions is None
+    if version >= 5:
+        assert second.log_start_offset == 7
+    if version >= 11:
+        assert first.preferred_read_replica == -1
+
+
+@pytest.mark.parametrize("version", PRODUCE)
+def test_a_produce_answer_without_a_fault_is_what_kio_reads(version: int) -> None:
+    part = {
+        "error_code": ErrorCode.none,
+        "base_offset": 2**50,
+        "log_append_time": None,
+        "log_start_offset": -1,
+        "record_errors": (),
+        "error_message": None,
+    }
+    parts = [{"index": index, **part} for index in range(300)]
+    topics = [{"name": name, "partition_responses": parts} for name in ("a", "b" * 130)]
+    frame = write_response(Api.PRODUCE, version, -5, {"responses": topics})
+    correlation, body = response(Api.PRODUCE, version, frame)
+    assert (correlation, body.throttle_time) == (-5, timedelta(0))
+    assert [topic.name for topic in body.responses] == ["a", "b" * 130]
+    found = body.responses[1].partition_responses
+    assert [one.index for one in found] == list(range(300))
+    assert {one.base_offset for one in found} == {2**50}
+    assert {one.log_append_time for one in found} == {None}
+    if version >= 8:
+        assert {one.error_message for one in found} == {None}
+
+
+@pytest.mark.parametrize("version", PRODUCE)
+@pytest.mark.parametrize("size", [0, 1, 5, 900, 100_000])
+def test_a_produce_request_is_read_as_by_kio(version: int, size: int) -> None:
+    kind: Any = load_request_schema(0, version)
+    for frame in (
+        produce(version, topics=3, partitions=2, records=bytes(size)),
+        produce(version, topics=1, partitions=1, records=bytes(size)),
+        produce(version, topics=0),
+    ):
+        _, start = entity_reader(kind.__header_schema__)(frame, 0)
+        expected, _ = entity_reader(kind)(frame, start)
+        found = read_request(frame).body
+        assert (found.acks, found.transactional_id) == (expected.acks, expected.transactional_id)
+        assert [
+            (topic.name, [(part.index, bytes(part.records)) for part in topic.partition_data])
+            for topic in found.topic_data
+        ] == [
+            (topic.name, [(part.index, bytes(part.records)) for part in topic.partition_data])
+            for topic in expected.topic_data
+        ]
 
 
 def test_a_field_that_a_version_needs_and_nobody_gave_is_an_error() -> None:

@@ -18,10 +18,8 @@ from millstream.gateways.kafka.records import (
     empty_batch,
     from_events,
     from_pack,
-    same_as_sent,
+    read_records,
     split_batches,
-    times_ms,
-    to_columns,
     with_base_offset,
 )
 from millstream.wire.message import RawMessage
@@ -94,7 +92,7 @@ def event(subject: str, payload: bytes, headers: bytes = b"", stored_ns: int = 5
 def test_a_batch_of_every_codec_becomes_the_same_columns(codec: int) -> None:
     (batch,) = batches(batch_of(ROWS, codec))
     assert batch.head.codec == codec
-    assert rows_of(to_columns([batch])) == ROWS
+    assert rows_of(read_records([batch]).columns) == ROWS
 
 
 @pytest.mark.parametrize("codec", [0, 1], ids=["none", "gzip"])  # others need more libraries
@@ -103,7 +101,7 @@ def test_a_batch_built_by_kafka_python_is_read(codec: int) -> None:
     for offset, row in enumerate(ROWS):
         builder.append(offset, row.time, row.key, row.value, list(row.headers))
     (batch,) = batches(bytes(builder.build()))
-    assert rows_of(to_columns([batch])) == ROWS
+    assert rows_of(read_records([batch]).columns) == ROWS
     head = batch.head
     assert (head.producer_id, head.epoch, head.first_sequence, head.count) == (7, 3, 11, 4)
 
@@ -114,7 +112,7 @@ def test_snappy_in_javas_framing_is_read() -> None:
     blocks = [bytes(cramjam.snappy.compress_raw(part)) for part in (body[:500], body[500:])]
     framed = b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
     framed += b"".join(len(block).to_bytes(4, "big") + block for block in blocks)
-    assert rows_of(to_columns(batches(patched(raw, framed, attributes=2)))) == ROWS
+    assert rows_of(read_records(batches(patched(raw, framed, attributes=2))).columns) == ROWS
 
 
 def test_frames_of_a_codec_one_after_the_other_are_one_batch() -> None:
@@ -122,13 +120,13 @@ def test_frames_of_a_codec_one_after_the_other_are_one_batch() -> None:
     for codec, name in ((1, "gzip"), (3, "lz4"), (4, "zstd")):
         compress = getattr(cramjam, name).compress
         body = bytes(compress(raw[61:300])) + bytes(compress(raw[300:]))
-        assert rows_of(to_columns(batches(patched(raw, body, attributes=codec)))) == ROWS
+        assert rows_of(read_records(batches(patched(raw, body, attributes=codec))).columns) == ROWS
 
 
 def test_batches_are_read_one_after_the_other() -> None:
     found = batches(batch_of(ROWS, 4) + batch_of(ROWS[:1], producer=(5, 0, 9)))
     assert [(batch.head.count, batch.head.producer_id) for batch in found] == [(4, -1), (1, 5)]
-    assert rows_of(to_columns(found)) == [*ROWS, ROWS[0]]
+    assert rows_of(read_records(found).columns) == [*ROWS, ROWS[0]]
 
 
 def test_a_head_says_what_was_sent() -> None:
@@ -149,39 +147,52 @@ def test_a_whole_buffer_of_one_batch_is_not_copied() -> None:
 
 
 def test_columns_that_no_record_has_are_left_out() -> None:
-    columns = to_columns(batches(batch_of([Row(), Row()])))
+    columns = read_records(batches(batch_of([Row(), Row()]))).columns
     assert columns.schema.names == ["timestamp", "value"]
-    assert to_columns(batches(batch_of([Row(b"k")]))).schema.names == ["key", "timestamp", "value"]
+    assert read_records(batches(batch_of([Row(b"k")]))).columns.schema.names == [
+        "key",
+        "timestamp",
+        "value",
+    ]
 
 
 def test_a_record_without_a_time_has_the_time_of_storing() -> None:
     raw = patched(batch_of([Row(time=0), Row(time=1)]), first_time=-1)
-    columns = to_columns(batches(raw))
-    assert columns.column("timestamp").to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC)]
-    assert not same_as_sent(columns)
-    again = from_pack(packed(columns), 0, TIME)
+    found = read_records(batches(raw))
+    times = found.columns.column("timestamp").to_pylist()
+    assert times == [None, datetime(1970, 1, 1, tzinfo=UTC)]
+    assert (found.same_as_sent, found.all_timed, found.times) == (False, False, (0, 0))
+    again = from_pack(packed(found.columns), 0, TIME)
     assert [row.time for _, row in read_by_kafka_python(bytes(again))] == [TIME, 0]
 
 
+def test_records_of_which_none_has_a_time() -> None:
+    found = read_records(batches(patched(batch_of([Row()] * 3), first_time=-1)))
+    assert found.columns.schema.names == ["value"]
+    assert (found.same_as_sent, found.all_timed, found.times) == (False, False, None)
+
+
 def test_a_header_without_a_value_becomes_empty() -> None:
-    columns = to_columns(batches(batch_of([Row(headers=[("a", None), ("b", b"1")]), Row()])))
-    assert packed(columns).headers() == [[("a", b""), ("b", b"1")], None]
-    assert not same_as_sent(columns)
-    assert same_as_sent(to_columns(batches(batch_of(ROWS))))
+    found = read_records(batches(batch_of([Row(headers=[("a", None), ("b", b"1")]), Row()])))
+    assert packed(found.columns).headers() == [[("a", b""), ("b", b"1")], None]
+    assert not found.same_as_sent
+    assert read_records(batches(batch_of(ROWS))).same_as_sent
 
 
-def test_the_times_of_columns_are_their_smallest_and_largest() -> None:
-    assert times_ms(to_columns(batches(batch_of(ROWS)))) == (TIME - 7_000, TIME + 5)
-    before = batch_of([Row(time=-5), Row(time=3)])
-    assert times_ms(to_columns(batches(before))) == (-5, 3)
-    assert times_ms(envelope(pa.array([b"x"]))) is None
+def test_the_times_of_records_are_their_smallest_and_largest() -> None:
+    found = read_records(batches(batch_of(ROWS)))
+    assert (found.times, found.all_timed) == ((TIME - 7_000, TIME + 5), True)
+    before = read_records(batches(batch_of([Row(time=-5), Row(time=3)])))
+    assert (before.times, before.all_timed) == ((-5, 3), True)
+    both = read_records(batches(batch_of(ROWS) + batch_of([Row(time=9)])))
+    assert both.times == (9, TIME + 5)
 
 
 # -- fetch ------------------------------------------------------------------------------------
 
 
 def test_a_pack_becomes_a_batch_that_other_libraries_read() -> None:
-    pack = packed(to_columns(batches(batch_of(ROWS, 3))))
+    pack = packed(read_records(batches(batch_of(ROWS, 3))).columns)
     raw = bytes(from_pack(pack, 1_000, TIME, leader_epoch=4))
     assert read_by_kafka_python(raw) == list(enumerate(plain(ROWS), 1_000))
     head = head_of(raw)
@@ -319,12 +330,13 @@ ROW = st.builds(
 @given(rows=st.lists(ROW, min_size=1, max_size=12), codec=st.integers(0, 4), base=st.integers(0))
 def test_any_records_come_back_as_they_were(rows: list[Row], codec: int, base: int) -> None:
     base %= 2**62
-    columns = to_columns(batches(batch_of(rows, codec)))
-    assert same_as_sent(columns)
+    found = read_records(batches(batch_of(rows, codec)))
+    columns = found.columns
+    assert found.same_as_sent
     assert rows_of(columns) == [row._replace(headers=row.headers or ()) for row in rows]
     raw = from_pack(packed(columns), base, 0)
     assert read_by_kafka_python(bytes(raw)) == list(enumerate(plain(rows), base))
-    assert to_columns(batches(bytes(raw))).equals(columns)
+    assert read_records(batches(bytes(raw))).columns.equals(columns)
 
 
 def test_aiokafkas_private_classes_are_those_that_were_tried() -> None:

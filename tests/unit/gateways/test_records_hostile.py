@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuzz.kafka_targets import read_batches, seeds
 from fuzz.pack_memory import mutate
 from millstream.gateways.kafka.protocol import ErrorCode
-from millstream.gateways.kafka.records import BadBatch, split_batches, to_columns
+from millstream.gateways.kafka.records import BadBatch, read_records, split_batches
 from tests.unit.gateways.kafka_batches import Row, batch_of, checked, number, patched, record
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ LARGE = 2**31 - 1
 
 def refusal(raw: bytes, max_bytes: int = 1 << 20, **limits: int) -> BadBatch:
     with pytest.raises(BadBatch) as refused:
-        to_columns(split_batches(raw, max_bytes), **limits)
+        read_records(split_batches(raw, max_bytes), **limits)
     return refused.value
 
 
@@ -90,7 +90,7 @@ def test_a_batch_larger_than_the_topic_takes_is_refused_with_both_numbers() -> N
     assert refused.code is ErrorCode.message_too_large
     assert f"{len(ONE)} bytes" in str(refused)
     assert f"accepts {len(ONE) - 1}" in str(refused)
-    assert to_columns(split_batches(ONE, len(ONE))).num_rows == 1
+    assert read_records(split_batches(ONE, len(ONE))).columns.num_rows == 1
 
 
 def test_the_second_batch_is_checked_like_the_first() -> None:
@@ -211,18 +211,18 @@ def test_the_decompressed_size_counts_against_the_limit(codec: int) -> None:
     raw = batch_of([Row(b"k", bytes(100_000))], codec)
     size = len(batch_of([Row(b"k", bytes(100_000))])) - 61
     (batch,) = split_batches(raw, 1 << 20)
-    assert to_columns([batch], max_bytes=size).num_rows == 1
+    assert read_records([batch], max_bytes=size).columns.num_rows == 1
     with pytest.raises(BadBatch, match=f"more than {size - 1:,} bytes") as refused:
-        to_columns([batch], max_bytes=size - 1)
+        read_records([batch], max_bytes=size - 1)
     assert refused.value.code is ErrorCode.message_too_large
     with pytest.raises(BadBatch) as second:  # of all batches together
-        to_columns([batch, batch], max_bytes=2 * size - 1)
+        read_records([batch, batch], max_bytes=2 * size - 1)
     assert (second.value.batch, second.value.code) == (1, ErrorCode.message_too_large)
 
 
 def test_the_number_of_records_counts_before_they_are_read() -> None:
     assert refusal(THREE + THREE, max_records=5).code is ErrorCode.message_too_large
-    assert to_columns(split_batches(THREE + THREE, 1 << 20), max_records=6).num_rows == 6
+    assert read_records(split_batches(THREE + THREE, 1 << 20), max_records=6).columns.num_rows == 6
 
 
 @pytest.mark.parametrize("name", ["gzip", "lz4", "zstd", "snappy"])
