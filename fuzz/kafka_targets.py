@@ -48,7 +48,8 @@ def _read(data: bytes) -> str:
         raise AssertionError(f"{columns.num_rows} rows of {count} records")
     stored = encode(columns)
     pack = decode(stored.headers, stored.payload)
-    again = read_records(split_batches(bytes(from_pack(pack, 7, 1)), 2**31), max_bytes=2**31)
+    raw = b"".join(from_pack(pack, 7, 1))
+    again = read_records(split_batches(raw, 2**31), max_bytes=2**31)
     if records.same_as_sent and not again.columns.equals(columns):
         raise AssertionError("the records changed on their way")
     return "sound"

@@ -8,8 +8,9 @@ broker may number a batch without reading it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -25,6 +26,7 @@ __all__ = [
     "BatchHead",
     "RawBatch",
     "empty_batch",
+    "head_of",
     "split_batches",
     "uncompressed_head",
     "with_base_offset",
@@ -50,7 +52,7 @@ _KNOWN: Final = _CODEC_MASK | _LOG_APPEND_TIME | _TRANSACTIONAL | _CONTROL
 _LAST_CODEC: Final = 4
 
 RECORD_SIZE_MIN: Final = 7  # length, attributes, time, offset, two sizes, number of headers
-_DELTA_MAX: Final = 2**31 - 1
+_DELTA_MAX: Final = 2**31 - 1  # and the largest length
 NO_TIME: Final = -1  # in Kafka: a record without a time
 
 
@@ -211,6 +213,22 @@ def with_base_offset(
     view = memoryview(raw)
     length = int.from_bytes(view[8:12], "big")
     return NUMBERED.pack(base_offset, length, leader_epoch), view[NUMBERED.size :]
+
+
+def head_of(
+    pieces: Sequence[bytes | memoryview], times: Any, base_offset: int, leader_epoch: int
+) -> bytes:
+    """The head of a batch of these records, which are not compressed and have these times."""
+    count = len(times)
+    first, latest = int(times[0]), int(times.max())
+    covered = _COVERED.pack(0, count - 1, first, latest, -1, -1, -1, count)
+    checksum = crc32c(covered)
+    for piece in pieces:
+        checksum = crc32c(piece, checksum)
+    length = HEAD_SIZE - BEFORE_LENGTH + sum(map(len, pieces))
+    if length > _DELTA_MAX:
+        raise ValueError(f"the events do not fit a batch of {_DELTA_MAX:,} bytes")
+    return _START.pack(base_offset, length, leader_epoch, _MAGIC, checksum) + covered
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int = 0) -> bytes:

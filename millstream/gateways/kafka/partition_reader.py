@@ -248,11 +248,11 @@ class PartitionReader:
             if not pack.count:
                 return (), -1
             stored = parse_ack_address(raw.reply).timestamp_ns // 1_000_000
-            batch = from_pack(pack, base, stored, self._made(pack), self._offsets.leader_epoch)
+            pieces = from_pack(pack, base, stored, self._made(pack), self._offsets.leader_epoch)
         except DECODE_FAILURES as error:
             self._left_out(base, error)
             return (), -1
-        return (batch,), base + pack.count - 1
+        return pieces, base + pack.count - 1
 
     def _made(self, pack: Pack) -> Callable[[pa.Array], list[bytes | None]] | None:
         return None if self._values is None else self._values.pack_values(pack)

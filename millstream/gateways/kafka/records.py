@@ -35,10 +35,13 @@ from millstream.gateways.kafka.batch_heads import (
     BatchHead,
     RawBatch,
     empty_batch,
+    head_of,
     split_batches,
     uncompressed_head,
     with_base_offset,
 )
+from millstream.gateways.kafka.bulk_records import RECORDS_MIN as WRITTEN_MIN
+from millstream.gateways.kafka.bulk_records import written_records
 from millstream.gateways.kafka.equal_records import RECORDS_MIN, read_equal
 from millstream.gateways.kafka.protocol import ErrorCode
 
@@ -319,31 +322,36 @@ def from_pack(
     stored_ms: int,
     values: Callable[[pa.Array], list[bytes | None]] | None = None,
     leader_epoch: int = 0,
-) -> bytearray:
-    """The events of a pack as one batch, without compression.
+) -> tuple[bytes | bytearray | memoryview, ...]:
+    """The events of a pack as one batch, without compression, in pieces to be joined.
 
     `stored_ms` is the time of events that have none. `values` makes bytes of a typed value column;
     a pack with typed values needs it.
     """
     if not pack.count:
         raise ValueError("a pack without events is no batch: it takes no offset")
-    column = pack.column("value")
+    names = pack.schema.names
+    payloads = pack.column("value")
     if pack.typed:
         if values is None:
             raise ValueError("the values of this pack are typed: give what makes bytes of them")
-        payloads = values(column)
-    else:
-        payloads = column.to_pylist()
+        payloads = pa.array(values(payloads), pa.binary())
+    keys = pack.column("key") if "key" in names else None
+    times = _pack_times(pack, stored_ms)
+    plain = "headers" not in names or pack.column("headers").null_count == pack.count
+    if plain and pack.count >= WRITTEN_MIN:
+        pieces = list(written_records(keys, payloads, times))
+        return head_of(pieces, times, base_offset, leader_epoch), *pieces
     builder = _builder()
     _append_all(
         builder,
         range(pack.count),
-        _pack_times(pack, stored_ms),
-        pack.column("key").to_pylist() if "key" in pack.schema.names else repeat(None),
-        payloads,
-        pack.headers() if "headers" in pack.schema.names else None,
+        times.tolist(),
+        repeat(None) if keys is None else keys.to_pylist(),
+        payloads.to_pylist(),
+        None if plain else pack.headers(),
     )
-    return _numbered(builder, base_offset, leader_epoch)
+    return (_numbered(builder, base_offset, leader_epoch),)
 
 
 def from_events(
@@ -390,15 +398,15 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _pack_times(pack: Pack, stored_ms: int) -> Iterable[int]:
+def _pack_times(pack: Pack, stored_ms: int) -> Any:
+    """In milliseconds, as a numpy array."""
     if "timestamp" not in pack.schema.names:
-        return repeat(stored_ms)
+        return np.full(pack.count, stored_ms, np.int64)
     column = pack.column("timestamp").view(pa.int64())
     filled = column.fill_null(stored_ms * 1000) if column.null_count else column
     found = filled.to_numpy(zero_copy_only=False) // 1000
     found[found == NO_TIME] = 0
-    times: list[int] = found.tolist()
-    return times
+    return found
 
 
 def _time_ms(time: int) -> int:

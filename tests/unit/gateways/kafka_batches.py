@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.record._crecords import DefaultRecordBatchBuilder
@@ -20,6 +20,7 @@ __all__ = [
     "batch_of",
     "checked",
     "head_of",
+    "joined",
     "number",
     "patched",
     "record",
@@ -66,6 +67,11 @@ def batch_of(
 def head_of(raw: bytes) -> dict[str, int]:
     """The fields of a batch's head."""
     return dict(zip(FIELDS, HEAD.unpack_from(raw), strict=True))
+
+
+def joined(pieces: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """A batch that is in pieces."""
+    return b"".join(pieces)
 
 
 def checked(raw: bytes) -> bytes:

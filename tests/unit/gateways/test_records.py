@@ -30,6 +30,7 @@ from tests.unit.gateways.kafka_batches import (
     Row,
     batch_of,
     head_of,
+    joined,
     patched,
 )
 
@@ -162,8 +163,8 @@ def test_a_record_without_a_time_has_the_time_of_storing() -> None:
     times = found.columns.column("timestamp").to_pylist()
     assert times == [None, datetime(1970, 1, 1, tzinfo=UTC)]
     assert (found.same_as_sent, found.all_timed, found.times) == (False, False, (0, 0))
-    again = from_pack(packed(found.columns), 0, TIME)
-    assert [row.time for _, row in read_by_kafka_python(bytes(again))] == [TIME, 0]
+    again = joined(from_pack(packed(found.columns), 0, TIME))
+    assert [row.time for _, row in read_by_kafka_python(again)] == [TIME, 0]
 
 
 def test_records_of_which_none_has_a_time() -> None:
@@ -193,7 +194,7 @@ def test_the_times_of_records_are_their_smallest_and_largest() -> None:
 
 def test_a_pack_becomes_a_batch_that_other_libraries_read() -> None:
     pack = packed(read_records(batches(batch_of(ROWS, 3))).columns)
-    raw = bytes(from_pack(pack, 1_000, TIME, leader_epoch=4))
+    raw = joined(from_pack(pack, 1_000, TIME, leader_epoch=4))
     assert read_by_kafka_python(raw) == list(enumerate(plain(ROWS), 1_000))
     head = head_of(raw)
     assert (head["base_offset"], head["leader_epoch"], head["last_delta"]) == (1_000, 4, 3)
@@ -202,9 +203,9 @@ def test_a_pack_becomes_a_batch_that_other_libraries_read() -> None:
 
 
 def test_a_pack_of_values_alone_has_the_time_of_storing() -> None:
-    raw = from_pack(packed(envelope(pa.array([b"a", None], pa.binary()))), 7, TIME)
+    raw = joined(from_pack(packed(envelope(pa.array([b"a", None], pa.binary()))), 7, TIME))
     expected = [Row(None, b"a", TIME, []), Row(None, None, TIME, [])]
-    assert read_by_kafka_python(bytes(raw)) == list(enumerate(expected, 7))
+    assert read_by_kafka_python(raw) == list(enumerate(expected, 7))
 
 
 def test_a_pack_with_ids_and_some_times_is_read_without_the_ids() -> None:
@@ -215,7 +216,7 @@ def test_a_pack_with_ids_and_some_times_is_read_without_the_ids() -> None:
         id=pa.array(["id-1", None]),
     )
     expected = [Row(b"k", b"a", TIME, []), Row(None, b"b", 1_500, [])]
-    assert read_by_kafka_python(bytes(from_pack(packed(columns), 0, TIME))) == list(
+    assert read_by_kafka_python(joined(from_pack(packed(columns), 0, TIME))) == list(
         enumerate(expected)
     )
 
@@ -224,7 +225,7 @@ def test_a_pack_of_several_record_batches_is_one_batch() -> None:
     one = envelope(pa.array([b"a"]), key=pa.array([b"k"]))
     two = envelope(pa.array([b"b", b"c"]), key=pa.array([None, b"l"], pa.binary()))
     pack = encode([one, two])
-    found = read_by_kafka_python(bytes(from_pack(decode(pack.headers, pack.payload), 3, TIME)))
+    found = read_by_kafka_python(joined(from_pack(decode(pack.headers, pack.payload), 3, TIME)))
     assert [(offset, row.key, row.value) for offset, row in found] == [
         (3, b"k", b"a"),
         (4, None, b"b"),
@@ -240,7 +241,7 @@ def test_typed_values_are_made_bytes_by_the_converter() -> None:
     def values(column: pa.Array) -> list[bytes | None]:
         return [None if one is None else b"%d" % one["n"] for one in column.to_pylist()]
 
-    found = read_by_kafka_python(bytes(from_pack(pack, 0, TIME, values)))
+    found = read_by_kafka_python(joined(from_pack(pack, 0, TIME, values)))
     assert [row.value for _, row in found] == [b"1", None, b"3"]
 
 
@@ -253,7 +254,7 @@ def test_a_pack_without_events_is_no_batch() -> None:
 def test_times_around_1970_are_kept_but_the_one_that_means_none(first: int) -> None:
     times = pa.array([first * 1000, 7_000, -1, -1_001], pa.timestamp("us", "UTC"))
     pack = packed(envelope(pa.array([b""] * 4), timestamp=times))
-    found = [row.time for _, row in read_by_kafka_python(bytes(from_pack(pack, 0, TIME)))]
+    found = [row.time for _, row in read_by_kafka_python(joined(from_pack(pack, 0, TIME)))]
     assert found == [0 if first == -1 else first, 7, 0, -2]
 
 
@@ -334,9 +335,9 @@ def test_any_records_come_back_as_they_were(rows: list[Row], codec: int, base: i
     columns = found.columns
     assert found.same_as_sent
     assert rows_of(columns) == [row._replace(headers=row.headers or ()) for row in rows]
-    raw = from_pack(packed(columns), base, 0)
-    assert read_by_kafka_python(bytes(raw)) == list(enumerate(plain(rows), base))
-    assert read_records(batches(bytes(raw))).columns.equals(columns)
+    raw = joined(from_pack(packed(columns), base, 0))
+    assert read_by_kafka_python(raw) == list(enumerate(plain(rows), base))
+    assert read_records(batches(raw)).columns.equals(columns)
 
 
 def test_aiokafkas_private_classes_are_those_that_were_tried() -> None:
