@@ -296,7 +296,12 @@ class PartitionWriter:
     def _group(self, batches: list[_Batch]) -> _Group:
         columns = _joined([batch.columns for batch in batches])
         largest = self._target.jetstream.connection.info.max_payload - HEADERS_ROOM
-        pieces = split(columns, PACK_EVENTS_MAX, largest)
+        # Columns of half the size fit in any case. To find out exactly takes longer than to pack.
+        size = sum(batch.size for batch in batches)
+        if size < largest // 2 and columns.num_rows <= PACK_EVENTS_MAX:
+            pieces = [columns]
+        else:
+            pieces = split(columns, PACK_EVENTS_MAX, largest)
         schema = batches[0].schema_id
         packs = [self._target.encode_version(piece, _PACKING, schema) for piece in pieces]
         start = columns.num_rows - pieces[-1].num_rows  # the last pack has the notes
