@@ -26,6 +26,8 @@ __all__ = ["DataCalls"]
 _log = logging.getLogger("millstream.gateways.kafka")
 
 _NO_TIME: Final = -1
+# Spark asks for the first offset again and again while it reads, after every 500 records.
+HEAD_AGE_MAX: Final = 0.01  # seconds
 ROOM_MIN: Final = 1024 * 1024  # bytes of records that a Fetch may have in any case
 _LATEST, _EARLIEST, _MAX_TIME = -1, -2, -3  # what ListOffsets asks for instead of a time
 
@@ -245,7 +247,7 @@ async def _offset_at(log: PartitionLog, time_ms: int) -> tuple[int, int]:
     if time_ms == _LATEST:
         return log.end_offset, _NO_TIME
     if time_ms == _EARLIEST:
-        await log.look_at_head()
+        await log.look_at_head(HEAD_AGE_MAX)
         return log.start_offset, _NO_TIME
     found = await (log.max_time() if time_ms == _MAX_TIME else log.offset_at(time_ms))
     return (-1, _NO_TIME) if found is None else found

@@ -111,9 +111,9 @@ class PartitionLog:
         """Do not call it any more."""
         self.offsets.unwatch(callback)
 
-    async def look_at_head(self) -> None:
-        """Learn where the log begins now."""
-        await self.offsets.look_at_head(now=True)
+    async def look_at_head(self, max_age: float = 0) -> None:
+        """Learn where the log begins now, or did so many seconds ago."""
+        await self.offsets.look_at_head(max_age)
 
     # -- writing --------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class PartitionLog:
             await offsets.save()
             if sequence > 1:
                 await self._jetstream.purge_stream(offsets.stream, {"seq": sequence})
-            await offsets.look_at_head(now=True)
+            await offsets.look_at_head(0)
         return offsets.start_offset
 
     # -- reading --------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class PartitionLog:
     async def offset_at(self, time_ms: int) -> tuple[int, int] | None:
         """The first event with this time or a later one, and its time; None: there is none."""
         offsets = self.offsets
-        await offsets.look_at_head(now=True)
+        await offsets.look_at_head(0)
         after = offsets.first_sequence
         while (unit := offsets.index.next_unit(time_ms, after)) is not None:
             start, stop, _ = unit
@@ -200,7 +200,7 @@ class PartitionLog:
     async def max_time(self) -> tuple[int, int] | None:
         """The event with the largest time, and that time; None: there are no events."""
         offsets = self.offsets
-        await offsets.look_at_head(now=True)
+        await offsets.look_at_head(0)
         first = offsets.first_sequence
         while (unit := offsets.index.latest_unit(first)) is not None:
             start, stop, is_known = unit

@@ -236,7 +236,7 @@ class PartitionOffsets:
         while not (await asyncio.wait([waiter], timeout=HEAD_SECONDS))[0]:
             # It may be removed already; then it does not come, and nothing may come after it.
             with contextlib.suppress(MillstreamError):
-                await self.look_at_head(now=True)
+                await self.look_at_head(0)
                 await self._skip_missing_end(sequence)
                 self._grown()
         waiter.result()
@@ -246,9 +246,9 @@ class PartitionOffsets:
         while self._reserved < offset:
             await self.save()
 
-    async def look_at_head(self, *, now: bool = False) -> None:
-        """Learn what retention removed, unless that is known of the last few seconds."""
-        if not now and time.monotonic() - self._head_at < HEAD_SECONDS:
+    async def look_at_head(self, max_age: float = HEAD_SECONDS) -> None:
+        """Learn what retention removed, unless what is known is at most so many seconds old."""
+        if time.monotonic() - self._head_at < max_age:
             return
         counted = self.index.next_sequence  # more may be, before the answer is here
         self._head(await self._jetstream.stream_info(self.stream), counted)

@@ -167,7 +167,7 @@ class PartitionReader:
                 self._offsets.stream, {"seq": sequence, "next_by_subj": ">"}
             )
             if next_one is None or next_one.sequence > sequence:
-                await self._offsets.look_at_head(now=True)
+                await self._offsets.look_at_head(0)
                 if sequence < self._offsets.first_sequence:
                     raise OutOfRange  # retention was faster than this reader
             if next_one is None:

@@ -378,7 +378,7 @@ class PartitionWriter:
 
     async def _fence_gone(self, lane: FencedLane) -> bool:
         """Whether retention removed the last pack: then nothing is lost, and a new claim helps."""
-        await self._offsets.look_at_head(now=True)
+        await self._offsets.look_at_head(0)
         return self._offsets.first_sequence > lane.state.sequence
 
     def _wait_again(self, group: _Group) -> None:
