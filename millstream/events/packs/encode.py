@@ -29,6 +29,8 @@ AUTO_BYTES_MIN: Final = 16 * 1024
 _AUTO_WORTH: Final = 7 / 8
 
 _DEFAULTS = ReadLimits()
+# Columns up to this size; with what surrounds them they are below AUTO_BYTES_MIN.
+_SMALL_BYTES: Final = AUTO_BYTES_MIN // 2
 # Kept free in each message for headers: the pack's, the fence's, 1 KiB of position.
 HEADER_BYTES: Final = 4096
 
@@ -72,6 +74,10 @@ def encode(
         return empty(schema_id)
     count = sum(batch.num_rows for batch in given)
     form, plain = _uniform(given)
+    if compression in ("auto", "none") and _is_small(form, plain):
+        # Without a writer and its options: they take most of the time of one event.
+        payload = pa.py_buffer(b"".join((form.message, plain[0].serialize(), END_OF_STREAM)))
+        return EncodedPack(_headers(count, schema_id, payload), payload, count)
     size = _raw_size(form, plain)
     if compression == "auto" and size < AUTO_BYTES_MIN:
         compression = "none"
@@ -96,6 +102,17 @@ def _headers(count: int, schema_id: str | None, payload: pa.Buffer) -> dict[str,
 
 # Below this size not even one-bit values reach ReadLimits.max_values.
 _UNCHECKED_BYTES = _DEFAULTS.max_values // 8
+
+
+def _is_small(form: _Form, batches: list[pa.RecordBatch]) -> bool:
+    """Whether it is one small batch that any reader accepts, and that `auto` does not compress."""
+    first = batches[0]
+    return (
+        len(batches) == 1
+        and first.num_rows > 0
+        and not form.lists_of_lists
+        and bool(first.get_total_buffer_size() <= _SMALL_BYTES)
+    )
 
 
 def _needs_check(form: _Form, batches: list[pa.RecordBatch], size: int) -> bool:
@@ -134,6 +151,7 @@ _CACHED_SCHEMAS = 64
 _CACHED_SCHEMA_BYTES = 16 * 1024
 _forms: OrderedDict[bytes, _Form] = OrderedDict()
 _forms_lock = Lock()
+_recent: _Form | None = None  # to compare two schemas is faster than to write one
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +159,7 @@ class _Form:
     """How batches of one schema are written."""
 
     schema: pa.Schema  # plain types, no metadata
+    message: bytes  # the schema in the stream
     size: int  # bytes of the stream without record batches
     lists_of_lists: bool
 
@@ -156,7 +175,7 @@ def _form(schema: pa.Schema) -> _Form:
         layout = layout_of(message)
     except PackError as error:
         raise Unfit("value", "a schema that packs can hold", error.text) from error
-    form = _Form(plain, len(message) + len(END_OF_STREAM), layout.lists_of_lists)
+    form = _Form(plain, message, len(message) + len(END_OF_STREAM), layout.lists_of_lists)
     if len(token) <= _CACHED_SCHEMA_BYTES:
         with _forms_lock:
             _forms[token] = form
@@ -182,12 +201,16 @@ def _uniform(batches: list[pa.RecordBatch]) -> tuple[_Form, list[pa.RecordBatch]
 
 
 def _plain(batch: pa.RecordBatch) -> tuple[_Form, pa.RecordBatch]:
-    form = _form(batch.schema)
-    if batch.schema.equals(form.schema):
+    global _recent
+    schema, recent = batch.schema, _recent
+    if recent is not None and schema.equals(recent.schema):
+        return recent, batch
+    form = _form(schema)
+    if schema.equals(form.schema):
+        _recent = form
         return form, batch
     columns = [
-        cast_column(name, column)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        cast_column(name, column) for name, column in zip(schema.names, batch.columns, strict=True)
     ]
     return form, pa.RecordBatch.from_arrays(columns, schema=form.schema)
 

@@ -9,6 +9,7 @@ looked at before.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
@@ -66,6 +67,7 @@ _PAD: Final = bytes(32)  # after a buffer's end: numbers end at the first zero
 _HEADERS_MAX: Final = 500_000  # of the records of one batch
 _LARGE_RECORD: Final = 64 * 1024  # may hold very many headers
 _LARGE_BODY: Final = 1024 * 1024
+_FEW: Final = 32  # records
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 _BATCH_MAX: Final = 2**31 - 1
 _DELTA_MAX: Final = 2**31 - 1
@@ -182,31 +184,17 @@ class _Rows:
             raise BadBatch(
                 ErrorCode.corrupt_message, f"it cannot be read: {error!s:.200}", len(keys)
             ) from error
-        return pa.array(keys, pa.binary()), np.array(times, np.int64), pa.array(values, pa.binary())
+        return _binary(keys), times, _binary(values)
 
     def records(self) -> Records:
         """All of them."""
-        keys, all_times, values = zip(*self._columns, strict=True)
-        times = all_times[0] if len(all_times) == 1 else np.concatenate(all_times)
-        first, last = int(times.min()), int(times.max())
-        if first < _FIRST_MS or last > _LAST_MS:
-            row = int(np.flatnonzero((times < _FIRST_MS) | (times > _LAST_MS))[0])
-            raise BadBatch(
-                ErrorCode.invalid_timestamp,
-                f"the time {times[row]} ms since 1970 is not of the years 1 to 9999",
-                row,
-            )
-        unknown = times == NO_TIME if first <= NO_TIME <= last else None
-        span: tuple[int, int] | None = first, last
-        if unknown is not None and unknown.any():
-            known = times[~unknown]
-            span = (int(known.min()), int(known.max())) if len(known) else None
-        else:
-            unknown = None
+        keys, times, values = zip(*self._columns, strict=True)
+        timestamps, span = _time_column(times)
+        all_timed = not timestamps.null_count
         headers, has_nulls = self._header_column()
         columns = {
             "key": _one(keys),
-            "timestamp": pa.array(times * 1000, mask=unknown).view(COLUMN_TYPES["timestamp"]),
+            "timestamp": timestamps,
             "headers": headers,
             "value": _one(values),
         }
@@ -218,8 +206,8 @@ class _Rows:
         return Records(
             pa.RecordBatch.from_arrays([*found.values()], [*found]),
             span,
-            unknown is None,
-            same_as_sent=not has_nulls and unknown is None,
+            all_timed,
+            same_as_sent=not has_nulls and all_timed,
         )
 
     def _header_column(self) -> tuple[pa.Array | None, bool]:
@@ -239,6 +227,47 @@ class _Rows:
         filled = values.fill_null(b"") if has_nulls else values
         pairs = pa.StructArray.from_arrays([names, filled], ["key", "value"])
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pairs), has_nulls
+
+
+def _time_column(parts: Sequence[Any]) -> tuple[pa.Array, tuple[int, int] | None]:
+    """Times in milliseconds as a column, with the smallest and the largest; None: none is known."""
+    if len(parts) == 1 and len(parts[0]) <= _FEW:
+        few = parts[0]  # numpy takes long to begin, too
+        first, last = min(few), max(few)
+        if NO_TIME not in few and first >= _FIRST_MS and last <= _LAST_MS:
+            return _timestamps(array("q", [time * 1000 for time in few])), (first, last)
+    times = np.concatenate(parts)
+    first, last = int(times.min()), int(times.max())
+    if first < _FIRST_MS or last > _LAST_MS:
+        row = int(np.flatnonzero((times < _FIRST_MS) | (times > _LAST_MS))[0])
+        raise BadBatch(
+            ErrorCode.invalid_timestamp,
+            f"the time {times[row]} ms since 1970 is not of the years 1 to 9999",
+            row,
+        )
+    unknown = times == NO_TIME if first <= NO_TIME <= last else None
+    if unknown is None or not unknown.any():
+        return _timestamps(times * 1000), (first, last)
+    known = times[~unknown]
+    column = pa.array(times * 1000, mask=unknown).view(COLUMN_TYPES["timestamp"])
+    return column, (int(known.min()), int(known.max())) if len(known) else None
+
+
+def _timestamps(micros: Any) -> pa.Array:
+    buffers = [None, pa.py_buffer(micros)]
+    return pa.Array.from_buffers(COLUMN_TYPES["timestamp"], len(micros), buffers)
+
+
+def _binary(items: Sequence[bytes | None]) -> pa.Array:
+    """An array of them. Arrow's conversion takes long to begin, which counts for few."""
+    known = [item for item in items if item is not None]
+    if len(items) > _FEW or 0 < len(known) < len(items):
+        return pa.array(items, pa.binary())
+    if not known:
+        return pa.nulls(len(items), pa.binary())
+    ends = array("i", accumulate(map(len, known), initial=0))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(known))]
+    return pa.Array.from_buffers(pa.binary(), len(known), buffers)
 
 
 def _decompressed(batch: RawBatch, limit: int) -> bytes:
