@@ -43,6 +43,7 @@ CPU: Names = {
     "server": (", CPU of the server", "us/record"),
     "gateway": (", CPU of the gateway", "us/record"),
     "broker": (", CPU of its broker", "us/record"),
+    "busy": (", share of one core that the gateway used", "%"),  # near 100 it is the limit
 }
 
 
@@ -146,14 +147,17 @@ class Load:
         self._began = time.perf_counter()
 
     def done(self, records: int) -> Figures:
-        """Records a second, and the CPU of a record in microseconds."""
+        """Records a second, the CPU of a record in microseconds, how busy the gateway was."""
         seconds = time.perf_counter() - self._began
         after = self._cpu()
         used = {
             name: (cpu - self._before.get(name, 0.0)) / records * 1e6 for name, cpu in after.items()
         }
         server = sum(cpu for name, cpu in used.items() if name != "client")
-        return {"rate": records / seconds, "server": server, **used}
+        found = {"rate": records / seconds, "server": server, **used}
+        if "gateway" in used:
+            found["busy"] = used["gateway"] * records / 1e6 / seconds * 100
+        return found
 
     def _cpu(self) -> dict[str, float]:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -108,6 +108,20 @@ async def test_who_waits_for_a_message_that_is_removed_is_woken(mill: Mill, name
     await log.close()
 
 
+async def test_the_head_is_looked_at_again_when_what_is_known_is_too_old(
+    mill: Mill, name: str
+) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a", "b")
+    await log.look_at_head()
+    await mill.jetstream.purge_stream(name)
+    await log.look_at_head(3600)  # the broker is not asked
+    assert log.start_offset == 0
+    await log.look_at_head()
+    assert log.start_offset == 2
+    await log.close()
+
+
 @pytest.mark.parametrize("how", ["purge", "delete"])
 async def test_an_append_whose_pack_is_removed_before_it_is_counted_is_answered(
     mill: Mill, name: str, how: str

@@ -67,6 +67,29 @@ def test_events_come_out_as_they_went_in(compression: Any) -> None:
     assert found.events()[9] == ("k2", nanoseconds, None, "9", value)
 
 
+@pytest.mark.parametrize("compression", ["none", "auto"])
+@pytest.mark.parametrize("rows", [1, 2, 30, 200, 450])
+def test_a_pack_is_an_arrow_stream_whatever_its_size(rows: int, compression: Any) -> None:
+    headers = pa.array([[("a", b"1")], None, []] * (rows // 3 + 1), HEADERS)[:rows]
+    value = pa.array([os.urandom(50), None, b""] * (rows // 3 + 1), pa.binary())[:rows]
+    batch = envelope(value, headers=headers)
+    for part in (batch, batch.slice(rows // 2)):
+        expected = pa.BufferOutputStream()
+        with pa.ipc.new_stream(expected, part.schema) as writer:
+            writer.write_batch(part)
+        found = encode(part, compression=compression)
+        assert found.payload.to_pybytes() == expected.getvalue().to_pybytes()
+
+
+def test_packs_of_several_schemas_in_turn() -> None:
+    plain = envelope(pa.array([b"v"]))
+    keyed = envelope(pa.array([b"v"]), key=pa.array(["k"]))
+    for batch in (plain, keyed, plain, orders(1), keyed, orders(2), plain):
+        again = reread(batch)
+        assert again.schema.names == batch.schema.names
+        assert again.batch.equals(batch)
+
+
 def test_the_headers_describe_the_payload() -> None:
     made = encode(orders(3), schema_id="orders-3")
     assert made.headers == {
