@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md")
 FIGURES = ROOT / "docs" / "performance.json"
 CPU = ", CPU of all processes"
+SERVER_CPU = ", CPU of "
+BUSY = ", share of one core that the gateway used"
+STEP = ", step of the gateway: "
 MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 QOS = {
     "rate": "rate, events/s",
@@ -102,6 +105,42 @@ def beside_peers(results: Results) -> str:
     return _table(("work", "Millstream", "peer", "peer's", "ratio (rounds)", "CPU, us"), rows)
 
 
+def beside_kafka(results: Results) -> str:
+    """The gateway and its peers; what a record costs the servers stands in the row of its rate."""
+    found = {result["name"]: result for result in results}
+    rows = []
+    for result in results:
+        name = result["name"]
+        if SERVER_CPU in name or STEP in name or BUSY in name:
+            continue
+        used = found.get(f"{name}{SERVER_CPU}the server", {})
+        gateway = found.get(f"{name}{SERVER_CPU}the gateway", {})
+        rows.append(
+            [
+                name,
+                _with_unit(result["value"], result["unit"]),
+                result.get("peer") or "",
+                _with_unit(result.get("peer_value"), result["unit"]),
+                _ratio(result),
+                f"{short(used['value'])} / {short(used.get('peer_value'))}" if used else "",
+                short(gateway.get("value")),
+                _with_unit(found.get(name + BUSY, {}).get("value"), "%"),
+            ]
+        )
+    cpu = ("CPU of the servers, us", "of it gateway", "of a core")
+    return _table(("work", "gateway", "peer", "peer's", "ratio (rounds)", *cpu), rows)
+
+
+def gateway_steps(results: Results) -> str:
+    """What each step of the gateway takes for a record."""
+    rows = []
+    for result in results:
+        name, found, step = result["name"].partition(STEP)
+        if found:
+            rows.append([name, step, short(result["value"])])
+    return _table(("work", "step", "CPU, us"), rows)
+
+
 def before_and_after(results: Results) -> str:
     """An older commit and this one, measured by the same bench."""
     rows = [
@@ -142,7 +181,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "summary": summary,
     "qos": prices,
     "compare": before_and_after,
+    "kafka": beside_kafka,
+    "kafka-steps": gateway_steps,
 }
+SAME_FIGURES = {"summary": "peers", "kafka-steps": "kafka"}  # tables of what others have
 
 
 def merged(old: Results, new: Iterable[dict[str, Any]]) -> Results:
@@ -156,7 +198,7 @@ def rendered(page: str, figures: dict[str, Any]) -> str:
     """The page with its tables as the figures say."""
 
     def table(match: re.Match[str]) -> str:
-        section = figures.get("peers" if match[2] == "summary" else match[2])
+        section = figures.get(SAME_FIGURES.get(match[2], match[2]))
         if not section:
             return f"{match[1]}\n(not measured yet)\n\n{match[3]}"
         text = TABLES[match[2]](section["results"])
@@ -174,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     figures: dict[str, Any] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     if chosen.add:
         name, file = chosen.add
-        known = [table for table in TABLES if table != "summary"]
+        known = [table for table in TABLES if table not in SAME_FIGURES]
         if name not in known:
             parser.error(f"no table is called '{name}'; there are: {', '.join(known)}")
         lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -66,6 +66,28 @@ def test_the_price_of_a_guarantee_is_one_row() -> None:
     assert "| packs, fsync | 2.5M |  |  |  |  | 50.2 |  |" in text
 
 
+def test_what_a_record_costs_the_gateway_stands_beside_its_rate() -> None:
+    peer = {"peer": "Kafka", "peer_value": 0.9, "ratio": 0.75}
+    results = [
+        {"name": "produce", "value": 9e5, "unit": "records/s", **peer, "peer_value": 1e6},
+        {"name": "produce, CPU of the server", "value": 1.2, "unit": "us/record", **peer},
+        {"name": "produce, CPU of the gateway", "value": 0.4, "unit": "us/record"},
+        {"name": "produce, CPU of its broker", "value": 0.8, "unit": "us/record"},
+        {"name": "produce, share of one core that the gateway used", "value": 36.0, "unit": "%"},
+        {"name": "produce, step of the gateway: packs", "value": 0.3, "unit": "us/record"},
+        {"name": "echo, p50", "value": 2.0, "unit": "ms", "peer": "Kafka", "ratio": 0.5},
+        {"name": "echo, p50", "value": 2.0, "unit": "ms", "peer": "batches", "ratio": 30.0},
+    ]
+    figures = {"kafka": {"taken": "today", "results": results}}
+    text = rendered(MARKS.format("kafka"), figures)
+    row = "| produce | 900k records/s | Kafka | 1M records/s | **0.75** | 1.2 / 0.9 | 0.4 | 36 % |"
+    assert row in text
+    assert text.count("| echo, p50 |") == 2
+    assert "broker" not in text
+    assert "packs" not in text
+    assert "| produce | packs | 0.3 |" in rendered(MARKS.format("kafka-steps"), figures)
+
+
 def test_a_table_without_figures_says_so() -> None:
     assert "(not measured yet)" in rendered(MARKS.format("compare"), {})
 
