@@ -95,5 +95,5 @@ def _shown(value: str | None) -> str:
 
 def message_size(headers: Mapping[str, str], payload_size: int) -> int:
     """Bytes of a NATS message as max_payload counts them: header block and payload."""
-    lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
-    return len(b"NATS/1.0\r\n") + lines + len(b"\r\n") + payload_size
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return len(b"NATS/1.0\r\n") + len(text.encode()) + len(b"\r\n") + payload_size

@@ -35,13 +35,9 @@ class _Open:
         done = task.done() and not task.cancelled() and task.exception() is None
         return task.result() if done else None
 
-    @property
-    def usable(self) -> bool:
-        """Whether it need not be opened again."""
-        if not self.task.done():
-            return True
-        log = self.log
-        return log is not None and not log.failed
+    def usable(self, log: PartitionLog | None) -> bool:
+        """Whether it, with this log, need not be opened again."""
+        return not self.task.done() if log is None else not log.failed
 
 
 class OpenLogs:
@@ -67,14 +63,15 @@ class OpenLogs:
         if self._closed:
             raise UnknownTopic(topic.name)
         opened = self._logs.get(topic.name, {}).get(index)
-        if opened is not None and (opened.id != topic.id or not opened.usable):
+        log = None if opened is None else opened.log
+        if opened is not None and (opened.id != topic.id or not opened.usable(log)):
             self._drop(key)
-            opened = None
+            opened = log = None
         if opened is None:
             task = asyncio.get_running_loop().create_task(self._open(topic, index))
             task.add_done_callback(_seen)
             opened = self._logs.setdefault(topic.name, {})[index] = _Open(topic.id, task)
-        if (log := opened.log) is None:
+        if log is None:
             try:
                 log = await asyncio.shield(opened.task)
             except asyncio.CancelledError:

@@ -359,9 +359,10 @@ class PartitionOffsets:
                 taken = consumer.take_now(TAKEN_AT_ONCE)
                 if taken:
                     self.note(taken)
-                    await asyncio.sleep(0)
                 else:
                     await self._signal.wait()
+                # What waits for answers goes first: mostly this is only what we stored ourselves.
+                await asyncio.sleep(0)
         except MillstreamError as error:
             self.fail(error)
         except Exception as error:

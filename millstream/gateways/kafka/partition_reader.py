@@ -78,18 +78,17 @@ class PartitionReader:
         They are in pieces, to be joined.
         """
         offsets = self._offsets
-        if not offsets.start_offset <= offset <= offsets.end_offset:
-            raise OutOfRange
-        if offset == offsets.end_offset:
-            return []
         await offsets.look_at_head()
-        if offset < offsets.start_offset:
+        end_offset = offsets.end_offset
+        if not offsets.start_offset <= offset <= end_offset:
             raise OutOfRange
+        if offset == end_offset:
+            return []
         pieces: list[Piece] = []
         size = 0
         sequence = max(offsets.index.sequence_of(offset), offsets.first_sequence)
         told = reached = offset  # up to where the batches tell of offsets; up to where was read
-        while reached < offsets.end_offset:
+        while reached < end_offset:
             run = self._cache.get(offsets.stream, sequence)
             if run is None and not pieces:
                 run = await self._load(sequence, max_bytes)

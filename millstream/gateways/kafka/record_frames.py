@@ -33,11 +33,14 @@ _ACKS_AND_TIMEOUT: Final = struct.Struct(">hi")
 _INDEX: Final = struct.Struct(">i")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
-_INT64: Final = struct.Struct(">q")
 # partition, error, base offset, time of storing
 _PRODUCED: Final = struct.Struct(">ihqq")
 # partition, error, end of the log, end of what is committed
 _FETCHED: Final = struct.Struct(">ihqq")
+# Later versions have the first offset of the log as well.
+_PRODUCED_FROM: Final = struct.Struct(">ihqqq")
+_FETCHED_FROM: Final = struct.Struct(">ihqqq")
+_SMALL: Final = [bytes((size,)) for size in range(0x80)]  # sizes that are one byte
 _MOST: Final = 0.9
 _NO_TIME: Final = -1
 _NULL: Final = -1
@@ -103,13 +106,18 @@ class _Walk:
 
     def __init__(self, frame: bytes, *, flexible: bool) -> None:
         self._frame = frame
+        self._end = len(frame)
         self._flexible = flexible
         self._at = 0
         self._parts = 0
 
     def take(self, size: int) -> bytes:
         """The next bytes."""
-        return self._frame[self._skip(size) : self._at]
+        start = self._at
+        self._at = end = start + size
+        if end > self._end:
+            raise ValueError(f"a length reaches beyond the {self._end:,} bytes of the frame")
+        return self._frame[start:end]
 
     def text(self, *, short: bool = False) -> str | None:
         """A text; `short`: of the kind that is the same in all versions."""
@@ -121,15 +129,16 @@ class _Walk:
         size = self._compact() - 1 if self._flexible else self._fixed(4)
         if size < 0:
             return None
-        if size > len(self._frame) * _MOST:
-            return memoryview(self._frame)[self._skip(size) : self._at]
+        if size > self._end * _MOST:
+            start = self._at
+            self._skip(size)
+            return memoryview(self._frame)[start : self._at]
         return self.take(size)
 
     def skip_tags(self) -> None:
         """Tagged fields, none of which means anything here."""
-        if not self._flexible:
-            return
-        for _ in range(self._added(self._compact())):
+        count = self._compact() if self._flexible else 0
+        for _ in range(self._added(count) if count else 0):
             self._compact()
             self._skip(self._compact())
 
@@ -143,13 +152,10 @@ class _Walk:
             raise ValueError(f"more than {PARTS_MAX:,} topics and partitions in one request")
         return parts
 
-    def _skip(self, size: int) -> int:
-        """Where what is skipped begins."""
-        start = self._at
+    def _skip(self, size: int) -> None:
         self._at += size
-        if self._at > len(self._frame):
-            raise ValueError(f"a length reaches beyond the {len(self._frame):,} bytes of the frame")
-        return start
+        if self._at > self._end:
+            raise ValueError(f"a length reaches beyond the {self._end:,} bytes of the frame")
 
     def _fixed(self, size: int) -> int:
         return int.from_bytes(self.take(size), "big", signed=True)
@@ -157,7 +163,9 @@ class _Walk:
     def _compact(self) -> int:
         found = 0
         for shift in range(0, 35, 7):
-            byte = self._frame[self._skip(1)]
+            at = self._at
+            self._skip(1)
+            byte = self._frame[at]
             found |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return found
@@ -176,9 +184,10 @@ def produce_answer(version: int, correlation_id: int, fields: Mapping[str, Any])
         out.count(topic["partition_responses"])
         for part in topic["partition_responses"]:
             head = part["index"], part["error_code"], part["base_offset"], _NO_TIME
-            out.add(_PRODUCED.pack(*head))
             if version >= 5:
-                out.add(_INT64.pack(part["log_start_offset"]))
+                out.add(_PRODUCED_FROM.pack(*head, part["log_start_offset"]))
+            else:
+                out.add(_PRODUCED.pack(*head))
             if version >= 8:
                 out.count(part["record_errors"])
                 for wrong in part["record_errors"]:
@@ -206,9 +215,11 @@ def fetch_answer(version: int, correlation_id: int, fields: Mapping[str, Any]) -
         out.count(topic["partitions"])
         for part in topic["partitions"]:
             head = part["partition_index"], part["error_code"], part["high_watermark"]
-            out.add(_FETCHED.pack(*head, part["last_stable_offset"]))
             if version >= 5:
-                out.add(_INT64.pack(part["log_start_offset"]))
+                ends = part["last_stable_offset"], part["log_start_offset"]
+                out.add(_FETCHED_FROM.pack(*head, *ends))
+            else:
+                out.add(_FETCHED.pack(*head, part["last_stable_offset"]))
             out.count(None)  # aborted transactions
             if version >= 11:
                 out.add(_INT32.pack(part["preferred_read_replica"]))
@@ -225,11 +236,8 @@ class _Answer:
     def __init__(self, correlation_id: int, *, flexible: bool) -> None:
         self._flexible = flexible
         self._pieces: list[Piece] = [b"", _INT32.pack(correlation_id)]
+        self.add = self._pieces.append  # bytes as they are
         self.end()
-
-    def add(self, piece: Piece) -> None:
-        """Bytes as they are."""
-        self._pieces.append(piece)
 
     def end(self) -> None:
         """The end of a part, where tagged fields would be."""
@@ -261,6 +269,9 @@ class _Answer:
             self._pieces.append(fixed.pack(size))
             return
         left = size + 1
+        if left < len(_SMALL):
+            self._pieces.append(_SMALL[left])
+            return
         found = bytearray()
         while left > 0x7F:
             found.append(left & 0x7F | 0x80)
