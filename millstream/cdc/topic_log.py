@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -92,9 +92,11 @@ class TopicLog:
             if not isinstance(row, t.Record):
                 raise ConfigError(f"topic '{self.name}': field '{ch.AFTER}' is not a record")
             record = row
+        version = values.version.version
         known = await self._mill.schemas.topic(self.name)
-        self._ids = {str(one.id).encode() for one in known.versions}
-        self._topic, self.row, self.version = topic, record, values.version.version
+        # One that was registered since is not known: its events have fields that `row` has not.
+        self._ids = {str(one.id).encode() for one in known.versions if one.version <= version}
+        self._topic, self.row, self.version = topic, record, version
 
     @property
     def topic(self) -> Topic:
@@ -194,20 +196,23 @@ class TopicLog:
             found = read_messages(handle.jetstream, handle.partitions, plan, starts=offsets)
             async with aclosing(found) as groups:
                 async for partition, messages in groups:
-                    for run, newer in self._runs(messages):
+                    for run, unknown in self._runs(messages):
                         if run:
                             yield await self._decoded(partition, run, reached)
-                        if newer:
+                        if unknown:
                             await self.open()
-                            break
+                            self._ids.add(unknown)  # asked for once, also if it is of no version
+                            if self.version != version:
+                                break
                     if self.version != version:
                         break
             if self.version == version:
                 return
 
-    def _runs(self, messages: Sequence[RawMessage]) -> Sequence[tuple[Sequence[RawMessage], bool]]:
-        """The messages in parts of a bounded size, the last one up to a version not known here."""
-        runs: list[tuple[Sequence[RawMessage], bool]] = []
+    def _runs(
+        self, messages: Sequence[RawMessage]
+    ) -> Iterator[tuple[Sequence[RawMessage], bytes | None]]:
+        """The messages in parts of a bounded size, and the schema that follows if it is unknown."""
         start, size = 0, 0
         for number, raw in enumerate(messages):
             at = raw.headers.find(_SCHEMA_MARK)
@@ -215,16 +220,14 @@ class TopicLog:
                 at += len(_SCHEMA_MARK)
                 name = raw.headers[at : raw.headers.find(b"\r\n", at)]
                 if name not in self._ids:
-                    self._ids.add(name)  # asked for once, also if it is of no version
-                    runs.append((messages[start:number], True))
-                    return runs
+                    yield messages[start:number], name
+                    start, size = number, 0
             size += len(raw.payload)
             if size >= CHUNK_BYTES:
-                runs.append((messages[start : number + 1], False))
+                yield messages[start : number + 1], None
                 start, size = number + 1, 0
         if start < len(messages):
-            runs.append((messages[start:], False))
-        return runs
+            yield messages[start:], None
 
     async def _decoded(
         self,

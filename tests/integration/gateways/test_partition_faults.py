@@ -138,7 +138,7 @@ async def test_an_error_that_nobody_expected_leaves_no_batch_without_an_answer(
         raise pa.ArrowInvalid("unexpected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(partition_writer, "split", broken)
+        patch.setattr(partition_writer, "_joined", broken)
         async with asyncio.timeout(60):
             answer = await send(log, "b", producer=(1, 0, 1))
         assert answer.error is ErrorCode.kafka_storage_error
