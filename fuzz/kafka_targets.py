@@ -86,5 +86,7 @@ def seeds() -> tuple[bytes, ...]:
 REQUESTS: Final = (
     b"\0\x12\0\3\0\0\0\1\0\4test\0\5test\0020\0",  # ApiVersions 3
     b"\0\3\0\1\0\0\0\1\0\1c\0\0\0\1\0\1t",  # Metadata 1
+    b"\0\3\0\x09\0\0\0\1\xff\xff\0\xff\xff\xff\xff\x0f",  # Metadata 9 with billions of topics
+    b"\0\3\0\1\0\0\0\1\xff\xff\x7f\xff\xff\xff",  # Metadata 1, the same
     b"\0\0\0\3\0\0\0\1\xff\xff\xff\xff\0\1\0\0\x03\xe8\0\0\0\1\0\1t\0\0\0\1\0\0\0\0\0\0\0\1x",
 )

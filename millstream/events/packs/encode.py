@@ -29,8 +29,6 @@ AUTO_BYTES_MIN: Final = 16 * 1024
 _AUTO_WORTH: Final = 7 / 8
 
 _DEFAULTS = ReadLimits()
-# Columns up to this size; with what surrounds them they are below AUTO_BYTES_MIN.
-_SMALL_BYTES: Final = AUTO_BYTES_MIN // 2
 # Kept free in each message for headers: the pack's, the fence's, 1 KiB of position.
 HEADER_BYTES: Final = 4096
 
@@ -111,7 +109,8 @@ def _is_small(form: _Form, batches: list[pa.RecordBatch]) -> bool:
         len(batches) == 1
         and first.num_rows > 0
         and not form.lists_of_lists
-        and bool(first.get_total_buffer_size() <= _SMALL_BYTES)
+        # Not the memory that it takes: columns may share some.
+        and form.size + int(pa.ipc.get_record_batch_size(first)) < AUTO_BYTES_MIN
     )
 
 

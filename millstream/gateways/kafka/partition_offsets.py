@@ -87,6 +87,7 @@ class PartitionOffsets:
 
     async def _open(self) -> None:
         checkpoint = await self._checkpoints.load()
+        asked = time.monotonic()
         info = await self._jetstream.stream_info(self.stream)
         self._created = info.created
         if checkpoint is not None and checkpoint.created != info.created:
@@ -100,7 +101,7 @@ class PartitionOffsets:
         self.first_sequence = first
         self._saved_sequence = self.index.next_sequence
         consumer = await self._catch_up(info.state.last_seq)
-        self._head(info, 0)  # more is counted by now
+        self._head(info, 0, asked)  # more is counted by now
         left_open = checkpoint is not None and checkpoint.reserved > checkpoint.end_offset
         if left_open or self.index.end_offset > self._reserved:
             # Who left it open may live: when it stops, it must not give back what is ours by now.
@@ -251,10 +252,11 @@ class PartitionOffsets:
         if time.monotonic() - self._head_at < max_age:
             return
         counted = self.index.next_sequence  # more may be, before the answer is here
-        self._head(await self._jetstream.stream_info(self.stream), counted)
+        asked = time.monotonic()
+        self._head(await self._jetstream.stream_info(self.stream), counted, asked)
 
-    def _head(self, info: StreamInfo, counted: int) -> None:
-        self._head_at = time.monotonic()
+    def _head(self, info: StreamInfo, counted: int, asked: float) -> None:
+        self._head_at = asked
         if info.created != self._created:
             self.fail(MillstreamError(f"stream '{self.stream}' was deleted and made again"))
             return

@@ -166,7 +166,7 @@ class PartitionWriter:
         if head.producer_id >= 0:
             last = last_sequence(head.first_sequence, head.count)
             sent = SentBatch(head.producer_id, head.epoch, head.first_sequence, last)
-        size = columns.get_total_buffer_size()
+        size = pa.ipc.get_record_batch_size(columns)
         self._waiting.append(_Batch(raw, columns, same, schema_id, times, sent, size, done))
         self._waiting_bytes += size
         self._work.set()
@@ -295,16 +295,8 @@ class PartitionWriter:
 
     def _group(self, batches: list[_Batch]) -> _Group:
         columns = _joined([batch.columns for batch in batches])
-        largest = self._target.jetstream.connection.info.max_payload - HEADERS_ROOM
-        # Columns of half the size fit in any case. To find out exactly takes longer than to pack.
-        size = sum(batch.size for batch in batches)
-        if size < largest // 2 and columns.num_rows <= PACK_EVENTS_MAX:
-            pieces = [columns]
-        else:
-            pieces = split(columns, PACK_EVENTS_MAX, largest)
-        schema = batches[0].schema_id
-        packs = [self._target.encode_version(piece, _PACKING, schema) for piece in pieces]
-        start = columns.num_rows - pieces[-1].num_rows  # the last pack has the notes
+        packs = self._packed(columns, batches[0].schema_id)
+        start = columns.num_rows - packs[-1].count  # the last pack has the notes
         notes, row = [], -start
         for batch in batches:
             if batch.sent is not None:
@@ -321,6 +313,18 @@ class PartitionWriter:
             for pack in packs:
                 pack.headers[TIMES_HEADER] = text
         return _Group(batches, packs, PackNotes(packs[-1].count, max_ms, tuple(notes)))
+
+    def _packed(self, columns: pa.RecordBatch, schema_id: str | None) -> list[EncodedPack]:
+        largest = self._target.jetstream.connection.info.max_payload - HEADERS_ROOM
+        encode = self._target.encode_version
+        # To find where to split takes longer than to pack, and what is small nearly always fits.
+        size = pa.ipc.get_record_batch_size(columns)
+        if size < largest // 2 and columns.num_rows <= PACK_EVENTS_MAX:
+            pack = encode(columns, _PACKING, schema_id)
+            if pack.payload.size <= largest:
+                return [pack]
+        pieces = split(columns, PACK_EVENTS_MAX, largest)
+        return [encode(piece, _PACKING, schema_id) for piece in pieces]
 
     async def _count(self, group: _Group, sequence: int) -> None:
         offsets = self._offsets

@@ -22,6 +22,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from millstream.gateways.kafka.record_frames import fetch_answer, produce_answer, read_produce
+from millstream.gateways.kafka.request_shape import check_shape
 
 __all__ = [
     "VERSIONS",
@@ -143,9 +144,9 @@ class UnsupportedApiVersions(BadRequest):
 
 
 @cache
-def _readers(api: int, version: int) -> tuple[Any, Any]:
+def _readers(api: int, version: int) -> tuple[Any, Any, Any]:
     body = load_request_schema(api, version)
-    return entity_reader(body.__header_schema__), entity_reader(body)
+    return entity_reader(body.__header_schema__), entity_reader(body), body
 
 
 @cache
@@ -188,8 +189,9 @@ def read_request(frame: bytes) -> Request:
                 raise ValueError(f"{_FIRST_PRODUCE} is the first that is")
             client, produce = read_produce(frame, version)
             return Request(api, version, correlation_id, client or "", produce)
-        header_reader, body_reader = _readers(key, version)
+        header_reader, body_reader, kind = _readers(key, version)
         header, size = header_reader(frame, 0)
+        check_shape(kind, frame, size)
         # What follows is left out, as by Kafka: librdkafka 2.16 has 3 bytes too many in Metadata.
         body, _ = body_reader(frame, size)
     except Exception as error:  # kio raises many kinds, for bytes that anybody may send

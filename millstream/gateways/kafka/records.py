@@ -365,11 +365,16 @@ def from_pack(
         if values is None:
             raise ValueError("the values of this pack are typed: give what makes bytes of them")
         payloads = pa.array(values(payloads), pa.binary())
+        if not isinstance(payloads, pa.Array):  # Arrow makes several of them
+            raise ValueError("the values of this pack are more than 2 GiB as bytes")
     keys = pack.column("key") if "key" in names else None
     times = _pack_times(pack, stored_ms)
     plain = "headers" not in names or pack.column("headers").null_count == pack.count
     if plain and pack.count >= WRITTEN_MIN:
-        pieces = list(written_records(keys, payloads, times))
+        try:
+            pieces = list(written_records(keys, payloads, times))
+        except pa.ArrowCapacityError as error:
+            raise ValueError(f"the records of this pack are too large: {error}") from error
         return head_of(pieces, times, base_offset, leader_epoch), *pieces
     builder = _builder()
     _append_all(

@@ -16,10 +16,14 @@ import pytest
 import millstream
 from millstream.broker import Broker
 from millstream.errors import RequestTimeout
+from millstream.events.packs.encode import EncodedPack, encode
+from millstream.events.packs.envelope import COLUMN_TYPES, envelope
+from millstream.events.packs.packing import Packing
 from millstream.gateways.kafka import partition_writer
 from millstream.gateways.kafka.checkpoints import OFFSETS_TABLE, PartitionCheckpoints
 from millstream.gateways.kafka.partition_log import PartitionLog
 from millstream.gateways.kafka.protocol import ErrorCode
+from millstream.messaging.publishing.target import PackTarget
 from millstream.mill import Mill
 from millstream.testing import running_broker
 from millstream.wire.message import OutgoingMessage
@@ -145,6 +149,50 @@ async def test_an_error_that_nobody_expected_leaves_no_batch_without_an_answer(
     async with asyncio.timeout(60):
         assert (await send(log, "b", producer=(1, 0, 1))).base_offset == 1
     await log.close()
+
+
+async def test_what_looks_small_and_is_not_is_stored_as_several_packs(
+    mill: Mill, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When batches are joined, those without keys and times get columns of null."""
+    log = await open_log(mill, name)
+    await send(log, "a")
+    assert log._writer is not None
+    monkeypatch.setattr(PackTarget, "encode_version", uncompressed)
+    nulls = {
+        "key": pa.nulls(90_000, pa.binary()),
+        "headers": pa.nulls(90_000, COLUMN_TYPES["headers"]),
+    }
+    sparse = envelope(pa.array([b"v"] * 90_000), **nulls)
+    wide = pa.struct([(f"c{number}", pa.int64()) for number in range(1000)])
+    largest = mill.connection.info.max_payload
+    for columns in (sparse, envelope(pa.nulls(400, wide))):
+        packs = log._writer._packed(columns, None)
+        assert sum(pack.count for pack in packs) == columns.num_rows
+        assert max(pack.size for pack in packs) < largest
+    await log.close()
+
+
+async def test_a_pack_that_is_too_large_after_all_is_split(
+    mill: Mill, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a")
+    assert log._writer is not None
+    # As if its columns had been measured wrong.
+    monkeypatch.setattr(pa.ipc, "get_record_batch_size", lambda _: 10)
+    monkeypatch.setattr(PackTarget, "encode_version", uncompressed)
+    packs = log._writer._packed(envelope(pa.array([b"v" * 1000] * 3000)), None)
+    assert sum(pack.count for pack in packs) == 3000
+    assert max(pack.size for pack in packs) < mill.connection.info.max_payload
+    await log.close()
+
+
+def uncompressed(
+    target: PackTarget, piece: pa.RecordBatch, packing: Packing, schema_id: str | None
+) -> EncodedPack:
+    """As after a pack that was not worth compressing."""
+    return encode(piece, schema_id=schema_id)
 
 
 # -- two gateways -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from millstream.gateways.kafka.partition_log import OutOfRange
 from millstream.gateways.kafka.producer_state import SentBatch
 from millstream.gateways.kafka.protocol import ErrorCode
 from millstream.mill import Mill
+from millstream.wire.api import StreamInfo
 from tests.faults.supervisor import until
 from tests.integration.gateways.partition_kit import (
     AGAIN,
@@ -118,6 +120,33 @@ async def test_the_head_is_looked_at_again_when_what_is_known_is_too_old(
     await log.look_at_head(3600)  # the broker is not asked
     assert log.start_offset == 0
     await log.look_at_head()
+    assert log.start_offset == 2
+    await log.close()
+
+
+async def test_the_age_of_the_head_counts_from_when_the_broker_was_asked(
+    mill: Mill, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await open_log(mill, name)
+    await send(log, "a", "b")
+    ask, asked, answered = log._jetstream.stream_info, asyncio.Event(), asyncio.Event()
+
+    async def slow(stream: str, timeout: float | None = None) -> StreamInfo:
+        found = await ask(stream, timeout)
+        asked.set()
+        await answered.wait()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log._jetstream, "stream_info", slow)
+        looking = asyncio.create_task(log.look_at_head())
+        await asked.wait()
+        before = time.monotonic()
+        await mill.jetstream.purge_stream(name)
+        answered.set()
+        await looking
+    assert log.start_offset == 0
+    await log.look_at_head(time.monotonic() - before)
     assert log.start_offset == 2
     await log.close()
 

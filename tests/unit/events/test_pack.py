@@ -81,6 +81,17 @@ def test_a_pack_is_an_arrow_stream_whatever_its_size(rows: int, compression: Any
         assert found.payload.to_pybytes() == expected.getvalue().to_pybytes()
 
 
+def test_columns_that_share_their_memory_are_as_large_as_what_is_written() -> None:
+    """All rows null: Arrow keeps one buffer of zeros for all columns."""
+    shared = pa.nulls(900, pa.struct([(f"c{number}", pa.int64()) for number in range(100)]))
+    made = encode(envelope(shared), compression="auto")
+    assert made.payload.size < 900 * 100  # compressed: it is 720,000 bytes of zeros
+    assert decode(made.headers, made.payload).values() == [None] * 900
+    many = pa.nulls(60_000, pa.struct([(f"c{number}", pa.bool_()) for number in range(1000)]))
+    with pytest.raises(ConfigError, match="Split the events"):
+        encode(envelope(many))
+
+
 def test_packs_of_several_schemas_in_turn() -> None:
     plain = envelope(pa.array([b"v"]))
     keyed = envelope(pa.array([b"v"]), key=pa.array(["k"]))
