@@ -254,7 +254,7 @@ def raced(
 
     def ratio(ours: float, others: float) -> float | None:
         over, under = (ours, others) if better == "higher" else (others, ours)
-        return over / under if over and under else None  # 0: less than its unit can say
+        return over / under if over and under else None  # a 0 was rounded down
 
     value, peer_value = statistics.median(own), statistics.median(theirs)
     ratios = [one for one in map(ratio, own, theirs) if one is not None]

@@ -95,18 +95,14 @@ class _Walk:
             raise ValueError(f"{count:,} parts in {left:,} bytes")
         if isinstance(step.part, int):
             return at + count * step.part
-        self._parts += count
-        if self._parts > PARTS_MAX:
-            raise ValueError(f"more than {PARTS_MAX:,} parts in one request")
+        self._add(count)
         for _ in range(count):
             at = self.after(step.part, at)
         return at
 
     def _after_tags(self, tags: dict[int, _Step], at: int) -> int:
         count, at = _variable(self._frame, at)
-        self._parts += count
-        if self._parts > PARTS_MAX:
-            raise ValueError(f"more than {PARTS_MAX:,} parts in one request")
+        self._add(count)
         for _ in range(count):
             tag, at = _variable(self._frame, at)
             size, at = _variable(self._frame, at)
@@ -115,6 +111,11 @@ class _Walk:
                 raise ValueError(f"tagged field {tag} does not have its size of {size:,} bytes")
             at = end
         return at
+
+    def _add(self, count: int) -> None:
+        self._parts += count
+        if self._parts > PARTS_MAX:
+            raise ValueError(f"more than {PARTS_MAX:,} parts in one request")
 
 
 def _length(frame: bytes, at: int, width: int) -> tuple[int, int]:

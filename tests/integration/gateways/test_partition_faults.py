@@ -155,44 +155,50 @@ async def test_what_looks_small_and_is_not_is_stored_as_several_packs(
     mill: Mill, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When batches are joined, those without keys and times get columns of null."""
-    log = await open_log(mill, name)
-    await send(log, "a")
-    assert log._writer is not None
-    monkeypatch.setattr(PackTarget, "encode_version", uncompressed)
-    nulls = {
-        "key": pa.nulls(90_000, pa.binary()),
-        "headers": pa.nulls(90_000, COLUMN_TYPES["headers"]),
-    }
-    sparse = envelope(pa.array([b"v"] * 90_000), **nulls)
+    absent = [None] * 89_999
+    sparse = envelope(
+        pa.array([b"v"] * 90_000),
+        key=pa.array([b"k", *absent]),
+        timestamp=pa.array([1, *absent], COLUMN_TYPES["timestamp"]),
+        headers=pa.array([[("a", b"1")], *absent], COLUMN_TYPES["headers"]),
+    )
     wide = pa.struct([(f"c{number}", pa.int64()) for number in range(1000)])
-    largest = mill.connection.info.max_payload
-    for columns in (sparse, envelope(pa.nulls(400, wide))):
-        packs = log._writer._packed(columns, None)
-        assert sum(pack.count for pack in packs) == columns.num_rows
-        assert max(pack.size for pack in packs) < largest
-    await log.close()
+    await check_packs(mill, name, sparse, monkeypatch)
+    await check_packs(mill, name, envelope(pa.nulls(400, wide)), monkeypatch)
 
 
-async def test_a_pack_that_is_too_large_after_all_is_split(
+async def test_a_pack_that_is_too_large_by_its_schema_is_split(
     mill: Mill, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its columns are less than half of what fits."""
+    named = pa.struct([(f"{number:0700}", pa.int64()) for number in range(1000)])
+    await check_packs(mill, name, envelope(pa.nulls(50, named)), monkeypatch)
+
+
+async def check_packs(
+    mill: Mill, name: str, columns: pa.RecordBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are in several packs, as a broker with messages of 1 MiB takes them."""
+    largest = 1024 * 1024
+
+    def uncompressed(
+        _: PackTarget, piece: pa.RecordBatch, packing: Packing, schema_id: str | None
+    ) -> EncodedPack:
+        """As after a pack that was not worth compressing."""
+        return encode(piece, schema_id=schema_id)
+
     log = await open_log(mill, name)
     await send(log, "a")
     assert log._writer is not None
-    # As if its columns had been measured wrong.
-    monkeypatch.setattr(pa.ipc, "get_record_batch_size", lambda _: 10)
-    monkeypatch.setattr(PackTarget, "encode_version", uncompressed)
-    packs = log._writer._packed(envelope(pa.array([b"v" * 1000] * 3000)), None)
-    assert sum(pack.count for pack in packs) == 3000
-    assert max(pack.size for pack in packs) < mill.connection.info.max_payload
+    with monkeypatch.context() as patch:
+        patch.setattr(PackTarget, "encode_version", uncompressed)
+        room = mill.connection.info.max_payload - largest
+        patch.setattr(partition_writer, "HEADERS_ROOM", room)
+        packs = log._writer._packed(columns, None)
+    assert len(packs) > 1
+    assert sum(pack.count for pack in packs) == columns.num_rows
+    assert max(pack.payload.size for pack in packs) <= largest
     await log.close()
-
-
-def uncompressed(
-    target: PackTarget, piece: pa.RecordBatch, packing: Packing, schema_id: str | None
-) -> EncodedPack:
-    """As after a pack that was not worth compressing."""
-    return encode(piece, schema_id=schema_id)
 
 
 # -- two gateways -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import struct
 import types
 import typing
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -106,16 +107,14 @@ def test_what_clients_send_is_walked_through_to_its_end(api: Api, version: int) 
 
 
 @pytest.mark.parametrize(("api", "version"), SERVED)
-def test_a_huge_count_anywhere_is_refused_or_is_none(api: Api, version: int) -> None:
-    for frame in frames(api, version, 1):
-        _, start = body_of(api, version, frame)
-        for at in range(start, min(len(frame), start + 80)):
-            for huge in HUGE:
-                for after in (frame[at + 1 :], b""):
-                    try:
-                        read_request(frame[:at] + huge + after)
-                    except BadRequest:
-                        continue
+def test_a_huge_count_anywhere_does_not_end_the_process(api: Api, version: int) -> None:
+    (frame,) = frames(api, version, 1)
+    _, start = body_of(api, version, frame)
+    for at in range(start, min(len(frame), start + 80)):
+        for huge in HUGE:
+            for after in (frame[at + 1 :], b""):
+                with suppress(BadRequest):  # bytes that are no count may be read
+                    read_request(frame[:at] + huge + after)
 
 
 @pytest.mark.parametrize(("api", "version"), SERVED)
